@@ -1,0 +1,114 @@
+"""Starting, finding and leaving a lab, from pytest and from the command line."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.requirements import missing
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / ".cache" / "lab.json"
+CLONE_NEWNET = 0x40000000
+
+
+class LabUnavailable(Exception):
+    """The lab cannot be started here; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running lab, known by its keeper process."""
+
+    pid: int
+    started: str  # start time in ticks, so that a reused pid is not taken for it
+    inventory: str
+    hosts: list[str]
+    defects: list[str]
+    seconds: float
+
+    @property
+    def alive(self) -> bool:
+        return _start_ticks(self.pid) == self.started
+
+    def join(self) -> None:
+        """Move this process (and what it starts from now on) into the lab's network."""
+        with open(f"/proc/{self.pid}/ns/net", "rb") as handle:
+            if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET) != 0:
+                raise LabUnavailable(f"cannot enter the lab's network: {os.strerror(ctypes.get_errno())}")
+
+    def upper(self, host: str) -> Path:
+        """Where everything the host has written lies: the upper layer of its root."""
+        return Path(f"/proc/{self.pid}/root/run/pdlab/hosts/{host}/upper")
+
+    def stop(self) -> None:
+        if not self.alive:
+            return
+        os.kill(self.pid, signal.SIGKILL)  # its hosts die with it, by the kernel's hand
+        deadline = time.monotonic() + 10
+        while self.alive and time.monotonic() < deadline:
+            try:
+                os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+            time.sleep(0.02)
+
+
+def _start_ticks(pid: int) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def start(
+    inventory: Path, defects: list[str], phase: str = "after", keep: bool = False, settings: dict[str, Any] | None = None
+) -> Lab:
+    """Boot a lab and wait until it is up; raises LabUnavailable."""
+    lacking = missing()
+    if lacking:
+        raise LabUnavailable("the embedded lab cannot be started here; missing:\n  " + "\n  ".join(lacking))
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "lab.keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    assert keeper.stdin and keeper.stdout and keeper.stderr
+    orders = {"inventory": str(inventory.absolute()), "defects": defects, "phase": phase, "keep": keep, "parent": os.getpid(),
+              "settings": settings or {}}  # fmt: skip
+    keeper.stdin.write(json.dumps(orders) + "\n")
+    keeper.stdin.close()
+    line = keeper.stdout.readline()
+    if not line:
+        keeper.wait()
+        raise LabUnavailable(f"the lab's keeper died: {keeper.stderr.read().strip()[-500:]}")
+    answer = json.loads(line)
+    if "error" in answer:
+        keeper.wait()
+        raise LabUnavailable(answer["error"])
+    return Lab(answer["pid"], _start_ticks(answer["pid"]), answer["inventory"], answer["hosts"], answer["defects"], answer["seconds"])
+
+
+def kept() -> Lab | None:
+    """The lab `pdgate lab up` has left running, or None."""
+    if not STATE.exists():
+        return None
+    lab = Lab(**json.loads(STATE.read_text()))
+    return lab if lab.alive else None
+
+
+def remember(lab: Lab) -> None:
+    STATE.parent.mkdir(exist_ok=True)
+    STATE.write_text(json.dumps(asdict(lab)))
+
+
+def forget() -> None:
+    STATE.unlink(missing_ok=True)

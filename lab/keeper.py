@@ -1,0 +1,218 @@
+"""The process that holds a lab: its own network and mounts, one child per host. When it ends, everything is gone.
+
+Reads one JSON line of orders on stdin, answers one JSON line when the lab is up (or cannot be), and then waits. With
+`keep` it goes on without its parent; otherwise the kernel kills it when the parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab.defects.registry import Defect, find_defects
+from lab.plan import HostPlan, LabPlan, plan_lab
+from pdgate.deployment import open_deployment
+from pdgate.inventory.model import Engine
+
+CLONE_NEWNS, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x40000000, 1
+DIR = Path("/run/pdlab")
+START_S = 40.0
+BRIDGE = "pdlab0"
+
+
+class LabError(Exception):
+    """The lab cannot be started; the message says why."""
+
+
+def enter_own_namespaces() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET | CLONE_NEWNS) != 0:
+        raise LabError(f"unshare: {os.strerror(ctypes.get_errno())}")
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "tmpfs", "tmpfs", "/run")
+    DIR.mkdir()
+
+
+def run(*argv: str, stdin: str | None = None) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, input=stdin)
+    if done.returncode != 0:
+        raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def write_inventory(source: Path, defects: list[Defect], pid: int) -> Path:
+    """The lab's inventory as defects changed it, with this run's keys beside it."""
+    inventory = yaml.safe_load(source.read_text())
+    for defect in defects:
+        defect.edit(inventory)
+    outside = Path(f"/proc/{pid}/root{DIR}")
+    inventory["all"].setdefault("vars", {}).update({
+        "ansible_ssh_private_key_file": f"{outside}/key",
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={outside}/known_hosts -o ControlPath={outside}/cm-%C",
+    })  # fmt: skip
+    # One file: ansible follows links, and /proc/PID/root is one, so that a group_vars beside it would not be found.
+    path = DIR / source.name
+    path.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    return path
+
+
+def make_keys(plan: LabPlan) -> dict[str, str]:
+    for name in ("key", "host_key"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(DIR / name))
+    host_public = " ".join((DIR / "host_key.pub").read_text().split()[:2])
+    known = "".join(f"{host.address} {host_public}\n" for host in plan.hosts.values())
+    (DIR / "known_hosts").write_text(known)
+    return {"client_public": (DIR / "key.pub").read_text(), "host_private": (DIR / "host_key").read_text()}
+
+
+def make_network(plan: LabPlan) -> None:
+    """A bridge here, a network namespace with one veth for each host. All of it lives and dies with this process."""
+    prefix = next(iter(plan.hosts.values())).address.rpartition(".")[0]
+    lines = ["link set lo up", f"link add {BRIDGE} type bridge", f"addr add {prefix}.1/24 dev {BRIDGE}", f"link set {BRIDGE} up"]
+    for index, name in enumerate(plan.hosts):
+        run("ip", "netns", "add", name)
+        lines += [f"link add v{index} type veth peer name eth0 netns {name}", f"link set v{index} master {BRIDGE} up"]
+    run("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
+    for name, host in plan.hosts.items():
+        inside = ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up", f"route add default via {prefix}.1"]
+        run("ip", "-n", name, "-batch", "-", stdin="\n".join(inside) + "\n")
+
+
+class HostProcess:
+    """A running lab host and the pipe its init takes orders from."""
+
+    def __init__(self, plan: HostPlan, keys: dict[str, str]) -> None:
+        self.plan = plan
+        self.upper = DIR / "hosts" / plan.name
+        self.upper.mkdir(parents=True)
+        (self.upper / "plan").write_bytes(pickle.dumps(plan))
+        spec = {"plan": str(self.upper / "plan"), "upper": str(self.upper), "keys": keys, "binds": foreign_mounts()}
+        (self.upper / "spec.json").write_text(json.dumps(spec))
+        (self.upper / "spec.json").chmod(0o600)
+        argv = ["nsenter", f"--net=/run/netns/{plan.name}", "setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--mount", "--uts",
+                "--ipc", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "lab.host", str(self.upper / "spec.json")]  # fmt: skip
+        env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        with (self.upper / "init.log").open("wb") as log:
+            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, text=True)
+
+    def wait_for(self, word: str) -> None:
+        assert self.process.stdout
+        if self.process.stdout.readline().strip() != word:
+            lines = (self.upper / "init.log").read_text().strip().splitlines()
+            raise LabError(f"lab host {self.plan.name} did not come up: {lines[-1] if lines else 'no reason given'}")
+
+    def order(self, word: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        self.wait_for("done")
+
+    def failed_to_start(self, engine: Engine) -> bool:
+        """Whether the engine has said that it will not come up."""
+        log = self.upper / "upper" / (engine.log or "").lstrip("/")
+        return log.is_file() and "failed to start" in log.read_text(errors="replace")
+
+
+def foreign_mounts() -> list[str]:
+    """Folders the lab's code needs that are not on the machine's root file system."""
+    needed = [Path(__file__).resolve().parent.parent, Path(sys.prefix), Path(sys.base_prefix)]
+    return sorted({str(path) for path in needed if path.stat().st_dev != Path("/").stat().st_dev})
+
+
+def boot(plan: LabPlan) -> list[HostProcess]:
+    keys = make_keys(plan)
+    make_network(plan)
+    hosts = [HostProcess(host, keys) for host in plan.hosts.values()]
+    for host in hosts:
+        host.wait_for("up")
+    for host in hosts:
+        _wait(lambda host=host: _accepts(host.plan.address, 22), f"sshd of {host.plan.name}")  # type: ignore[misc]
+    if not plan.with_engines:
+        return hosts
+    by_name = {host.plan.name: host for host in hosts}
+    serves_p = [host for host in hosts if any(entry.engine.serves_prefill for entry in host.plan.engines)]
+    rest = [host for host in hosts if host not in serves_p and host.plan.engines]
+    for group in (serves_p, rest) if plan.prefill_first else (rest, serves_p):
+        for host in group:
+            host.order("launch")
+        if plan.prefill_first or group is serves_p:
+            _wait_engines(plan, group, by_name)
+    _wait_engines(plan, hosts, by_name)
+    for host in hosts:
+        host.order("services")
+        host.order("proxy")
+    for host in hosts:
+        if host.plan.proxy_port:
+            _wait(lambda host=host: _accepts(host.plan.address, host.plan.proxy_port), f"the proxy on {host.plan.name}")  # type: ignore[misc]
+    return hosts
+
+
+def _wait_engines(plan: LabPlan, hosts: list[HostProcess], by_name: dict[str, HostProcess]) -> None:
+    for host in hosts:
+        for entry in host.plan.engines:
+            if entry.started:
+                engine = entry.engine
+                _wait(lambda h=host, e=engine: _accepts(h.plan.address, e.http_port) or h.failed_to_start(e), f"engine {engine.name}")  # type: ignore[misc]
+
+
+def _accepts(address: str, port: int | None) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((address, port or 0)) == 0
+
+
+def _wait(ready: Any, what: str) -> None:
+    deadline = time.monotonic() + START_S
+    while not ready():
+        if time.monotonic() > deadline:
+            raise LabError(f"{what} did not come up within {START_S:g} s")
+        time.sleep(0.02)
+
+
+def main() -> None:
+    orders = json.loads(sys.stdin.readline())
+    if not orders["keep"]:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != orders["parent"]:
+            sys.exit("the parent is gone")
+    start = time.monotonic()
+    try:
+        enter_own_namespaces()
+        defects = find_defects(orders["defects"])
+        inventory = write_inventory(Path(orders["inventory"]), defects, os.getpid())
+        plan = plan_lab(open_deployment(str(inventory)))
+        plan.with_engines = orders["phase"] == "after"
+        for name, values in orders.get("settings", {}).items():
+            for host in plan.hosts.values():
+                host.settings.setdefault(name, {}).update(values)
+        for defect in defects:
+            defect.change(plan)
+        hosts = boot(plan)
+    except (LabError, KeyError, ValueError, RuntimeError, OSError) as error:
+        print(json.dumps({"error": str(error.args[0] if isinstance(error, KeyError) else error)}), flush=True)
+        return
+    answer = {"pid": os.getpid(), "inventory": f"/proc/{os.getpid()}/root{inventory}", "seconds": round(time.monotonic() - start, 2),
+              "hosts": [host.plan.name for host in hosts], "defects": orders["defects"]}  # fmt: skip
+    print(json.dumps(answer), flush=True)
+    if orders["keep"]:
+        with open(os.devnull, "r+b") as null:
+            for stream in (0, 1, 2):
+                os.dup2(null.fileno(), stream)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    assert shutil.which("ip"), "iproute2 is not installed"
+    main()

@@ -1,0 +1,124 @@
+"""The `pd_*` inventory variables: one model, from which validation, suggestions and the documentation are made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Platform = Literal["ascend-a2", "ascend-a3", "ascend-950", "gpu", "cpu"]
+ProxyKind = Literal["vllm-ascend", "vllm-ascend-layerwise", "vllm-router", "other"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1, le=4096)]
+
+
+def expand_devices(value: Any) -> Any:
+    """`"0-7"`, `"0,2,4-5"` or a list become a list of device ids."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
+    if not isinstance(value, str):
+        return value
+    devices: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"'{part.strip()}' is not a device id or a range like 0-7")
+        devices.extend(range(int(first), int(last or first) + 1))
+    return devices
+
+
+def texts(value: Any) -> Any:
+    """YAML reads `480` and `0.23` as numbers; versions and environment values are text."""
+    if not isinstance(value, dict):
+        return value
+    return {key: str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item for key, item in value.items()}
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(texts)]
+
+
+class Expect(BaseModel):
+    """What the operator expects of this deployment (the keys of `pd_expect`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    request_deadline_s: float = Field(
+        60.0, gt=0, description="A request that has said nothing for this long hangs (seconds)."
+    )
+    abort_recovery_s: float | None = Field(
+        None, gt=0,
+        description="KV usage is back at its baseline this long after a cancelled request (seconds). "
+        "Default: the connector's abort timeout as the running P has it.",
+    )  # fmt: skip
+    clock_offset_ms: float = Field(
+        500.0, gt=0, description="Largest clock offset between a host and the controller, uncertainty included (ms)."
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Longest prompt the deployment is said to take (tokens). Default: /v1/models tells."
+    )
+    zone: str | None = Field(
+        None, description="The time zone every host, container and log must be in, as an offset like `+0800`. "
+        "Default: that of the first host."
+    )  # fmt: skip
+    tls_switch: int | None = Field(
+        None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree."
+    )
+
+
+class HostVars(BaseModel):
+    """Every `pd_` variable a host may carry, directly or through its groups."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    platform: Platform = Field("ascend-a2", description="What the host computes on.")
+    connector: str = Field(
+        "MooncakeConnectorV1", description="The `kv_connector` of the deployment; `pdgate connectors` lists those known."
+    )
+    versions: Texts = Field(
+        default_factory=dict,
+        description="Installed versions where the probe cannot see them: `vllm`, `vllm_ascend`, `mooncake`, `cann`.",
+    )
+    model: str | None = Field(None, description="The served model name, as /v1/models answers it.")
+    kv_port: Port | None = Field(None, description="`kv_port` of the kv-transfer-config: the first port of the group.")
+    tp: Count = Field(1, description="Tensor parallel size.")
+    pp: Count = Field(1, description="Pipeline parallel size.")
+    pcp: Count = Field(1, description="Prefill context parallel size.")
+    dp_size: Count | None = Field(None, description="Global data parallel size. Default: `pd_dp_rank_start + pd_dp_local`.")
+    dp_rank_start: int = Field(0, ge=0, description="Global DP rank of this host's first rank.")
+    dp_local: Count = Field(1, description="DP ranks on this host.")
+    dp_mode: Literal["external", "internal"] = Field(
+        "external",
+        description="`external`: every DP rank is a vLLM instance with an HTTP port of its own (`pd_http_port` + i). "
+        "`internal`: one instance, one HTTP port, for all local ranks.",
+    )
+    dp_rpc_port: Port | None = Field(None, description="`--data-parallel-rpc-port` of the DP group.")
+    http_port: Port | None = Field(None, description="HTTP port of the host's first engine.")
+    api_scheme: Literal["http", "https"] = Field("http", description="Scheme of the engines' and the proxy's HTTP.")
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable, here on the controller, that holds the API key."
+    )
+    address: str | None = Field(
+        None, description="The address the engine binds its port group on. Default: `ansible_host` where it is an IP."
+    )
+    launch: str | None = Field(None, description="Path of the launch script on the host.")
+    log: str | None = Field(None, description="Path of the engine's log on the host; `{rank}` is the global DP rank.")
+    container: str | None = Field(None, description="Name of the container the engine runs in, if in one.")
+    devices: Annotated[list[int], BeforeValidator(expand_devices)] | None = Field(
+        None, description="Device ids of the host's engines in rank order: a list or `0-7`. Default: 0 .. dp_local*tp*pp*pcp-1."
+    )
+    rack: str | None = Field(None, description="Rack, for placement.")
+    zone: str | None = Field(None, description="Availability zone, for placement.")
+    machine: str | None = Field(
+        None,
+        description="Name of the physical machine where two inventory names share one (P and D on one host). "
+        "Default: names with the same connection address are one machine.",
+    )
+    env: Texts = Field(
+        default_factory=dict,
+        description="Environment variables the engine is meant to have, overriding pdgate's documented defaults.",
+    )
+    proxy_port: Port | None = Field(None, description="Port of the proxy on a host of group `proxy`.")
+    proxy_kind: ProxyKind = Field("vllm-ascend", description="Which proxy it is.")
+    proxy_log: str | None = Field(None, description="Path of the proxy's log on its host.")
+    expect: Expect = Field(default_factory=lambda: Expect.model_validate({}), description="Expectations, see below.")
+    chaos: bool = Field(False, description="First half of the double consent to fault injection; the other is `--chaos`.")

@@ -1,0 +1,135 @@
+"""`--hosts` and the other options: resolved early, so that testinfra and its `host` fixture see plain host specs."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pdgate.deployment import open_deployment
+from pdgate.inventory.model import InventoryError
+from pdgate.plugin.run import RUN_KEY, Run, is_bundle, load_bundle_deployment, load_run
+from pdgate.verdict import WaiverError, load_waivers
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HELP = (
+    "pdgate judges a prefill/decode deployment: pytest --hosts=inventory.yaml (changes nothing on any host).\n"
+    "Without a cluster: pytest --hosts=lab starts an embedded one; pytest tests runs pdgate's own tests."
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("pdgate", "pdgate (with --hosts=INVENTORY, a name in inventories/, or a saved bundle)")
+    group.addoption("--phase", choices=["before", "after"], default="after", help="before the engines start, or after (default)")
+    group.addoption("--bundle", metavar="DIR", help="where the run's bundle goes (default: reports/out/<time>)")
+    group.addoption("--waivers", metavar="FILE", help="YAML list of accepted findings: check, target, reason, approver, expires")
+    group.addoption("--host-timeout", type=float, default=30.0, metavar="S", help="deadline of every remote call, seconds (30)")
+    group.addoption("--allow-unreachable", action="store_true", help="judge the rest when a host cannot be reached")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pdgate_check(info): a check of the gate; made by pdgate.plugin.check")
+    if hasattr(config, "workerinput"):
+        bundle = config.workerinput.get("pdgate_bundle")
+        if bundle:
+            config.stash[RUN_KEY] = load_run(Path(bundle))
+        return
+    hosts = config.getoption("hosts")
+    if hosts is None:
+        if config.args and all(_is_ours(config, arg) for arg in config.args) and not _only_informs(config):
+            raise pytest.UsageError(HELP)
+        return
+    if "://" in hosts or ("," in hosts and not Path(hosts).exists()):
+        return  # testinfra's own host specs
+    try:
+        config.stash[RUN_KEY] = run = _open_run(config, hosts)
+    except (InventoryError, WaiverError) as error:
+        raise pytest.UsageError(str(error)) from None
+    run.save()
+    specs = [host.connection.testinfra_spec(run.ssh_config) for host in run.deployment.hosts.values()]
+    config.option.hosts = ",".join(dict.fromkeys(specs))
+    if config.getoption("dist", "no") == "load":
+        # Service checks share the deployment and its counters: they stay together, in order, on one worker.
+        config.option.dist = "loadgroup"
+
+
+def _open_run(config: pytest.Config, hosts: str) -> Run:
+    source = Path(hosts)
+    offline = source.is_dir() and is_bundle(source)
+    deployment = load_bundle_deployment(source) if offline else open_deployment(hosts)
+    waivers = load_waivers(Path(config.getoption("waivers"))) if config.getoption("waivers") else []
+    bundle = _new_bundle(config)
+    run = Run(
+        deployment, bundle, phase=config.getoption("phase"), offline=offline, timeout_s=config.getoption("host_timeout"),
+        waivers=waivers,
+    )  # fmt: skip
+    if offline:
+        for folder in ("facts", "raw"):
+            if (source / folder).is_dir():
+                shutil.copytree(source / folder, bundle / folder, dirs_exist_ok=True)
+    return run
+
+
+def _new_bundle(config: pytest.Config) -> Path:
+    given = config.getoption("bundle")
+    if given:
+        bundle = Path(given).absolute()
+        if bundle.is_dir() and any(bundle.iterdir()):
+            raise InventoryError(f"--bundle={given}: the folder is not empty; a bundle is never overwritten")
+    else:
+        out = ROOT / "reports" / "out"
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        bundle = next(path for n in range(1000) if not (path := out / (f"{stamp}-{n}" if n else stamp)).exists())
+    bundle.mkdir(parents=True, exist_ok=True)
+    return bundle
+
+
+def _is_ours(config: pytest.Config, arg: str) -> bool:
+    path = Path(config.invocation_params.dir, arg.split("::")[0]).resolve()
+    return any(path.is_relative_to(ROOT / name) for name in ("suites", "chaos"))
+
+
+def _only_informs(config: pytest.Config) -> bool:
+    return any(config.getoption(name, False) for name in ("help", "version", "markers", "showfixtures", "collectonly"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    run = node.config.stash.get(RUN_KEY, None)  # type: ignore[attr-defined]
+    if run is not None:
+        node.workerinput["pdgate_bundle"] = str(run.bundle)  # type: ignore[attr-defined]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """One probe per machine, before any check; an unreachable host is bad input unless it is allowed."""
+    config = session.config
+    run = config.stash.get(RUN_KEY, None)
+    if run is None or run.offline or hasattr(config, "workerinput") or config.getoption("collectonly"):
+        return
+    for machine, facts in run.collect().items():
+        if not config.getoption("allow_unreachable") and (facts.identity.unknown or "").startswith("host unreachable"):
+            host = run.deployment.machines[machine][0]
+            raise pytest.UsageError(
+                f"{run.deployment.source}: host '{host.name}': {facts.identity.unknown}; check ansible_host and its key, "
+                "or judge the rest with --allow-unreachable"
+            )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    run = config.stash.get(RUN_KEY, None)
+    if run is None:
+        return []
+    deployment = run.deployment
+    roles = ", ".join(
+        f"{sum(engine.role == role for engine in deployment.engines)} {role}"
+        for role in ("prefill", "decode", "both")
+        if any(engine.role == role for engine in deployment.engines)
+    )
+    saved = " (saved facts, nothing is contacted)" if run.offline else ""
+    return [
+        f"pdgate: {deployment.name}: {len(deployment.machines)} machines, engines: {roles}; phase {run.phase}{saved}",
+        f"bundle: {run.bundle}",
+    ]

@@ -1,0 +1,1 @@
+"""Pure judgements: deployment and facts in, findings out. No host, no file, no network is touched here."""

@@ -1,0 +1,1 @@
+"""Talking to what the deployment serves: requests with deadlines, their records, metrics and logs."""
