@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,10 @@ def _mount(*args: str) -> None:
 def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
     """Write the host's files; runs inside the new root."""
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{plan.address} {plan.name}\n")
+    # A home of its own: the machine's root may have shell start-up files that cost every remote call dearly.
+    passwd = Path("/etc/passwd")
+    passwd.write_text(re.sub(r"^(root:.*):[^:]*:([^:]*)$", r"\1:/home/root:\2", passwd.read_text(), flags=re.MULTILINE))
+    Path("/home/root").mkdir(parents=True, exist_ok=True)
     _relink("/etc/localtime", f"/usr/share/zoneinfo/{plan.zone}")
     for path in ("/etc/timezone",):
         Path(path).unlink(missing_ok=True)  # openEuler has none
@@ -155,7 +160,7 @@ class Init:
 
     def __init__(self, plan: HostPlan) -> None:
         self.plan = plan
-        self.env = {"PATH": f"{PYTHON}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+        self.env = {"PATH": f"{PYTHON}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/root",
                     "PYTHONDONTWRITEBYTECODE": "1", **_faketime(plan.clock_offset_s)}  # fmt: skip
         self.container: int | None = None
 

@@ -30,7 +30,7 @@ identity() {
   printf 'hz %s\n' "$(getconf CLK_TCK 2>/dev/null || echo 100)"
   printf 'netns %s\n' "$(readlink /proc/self/ns/net)"
   printf 'mntns %s\n' "$(readlink /proc/self/ns/mnt)"
-  grep '^btime' /proc/stat
+  printf 'uptime %s\n' "$(date +%s.%N) $(cat /proc/uptime)"
 }
 zone() {
   printf 'offset %s\n' "$(date +%z)"

@@ -91,7 +91,7 @@ def judge(request: pytest.FixtureRequest, pdgate_run: Run) -> Judge:
         if earlier and earlier.verdict == "waived" and verdict == "pass":
             result.verdict = "waived"
         item.stash[RESULT_KEY] = result
-        item.config.hook.pdgate_judged(item=item, result=result)
+        item.config.hook.pytest_pdgate_judged(item=item, result=result)
         if verdict == "fail":
             pytest.fail("\n".join(finding_text(f) for f in kept) + (f"\nalso unknown: {unknown}" if unknown else ""), pytrace=False)
         if verdict == "invalid":

@@ -49,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except (InventoryError, WaiverError) as error:
         raise pytest.UsageError(str(error)) from None
     run.save()
+    # pytest's own reporters write into the bundle, unless they were pointed elsewhere.
+    config.option.xmlpath = config.getoption("xmlpath") or str(run.bundle / "junit.xml")
+    if config.pluginmanager.hasplugin("allure_pytest"):
+        config.option.allure_report_dir = config.getoption("allure_report_dir") or str(run.bundle / "allure-results")
     specs = [host.connection.testinfra_spec(run.ssh_config) for host in run.deployment.hosts.values()]
     config.option.hosts = ",".join(dict.fromkeys(specs))
     if config.getoption("dist", "no") == "load":

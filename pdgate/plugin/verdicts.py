@@ -12,7 +12,7 @@ from pdgate.plugin.check import CheckInfo, info_of, target_of
 from pdgate.plugin.fixtures import RESULT_KEY
 from pdgate.plugin.run import RUN_KEY
 from pdgate.rules.finding import NotRun
-from pdgate.verdict import VERDICTS, CheckResult, Verdict, counts, finding_text, overall
+from pdgate.verdict import VERDICTS, CheckResult, Verdict, counts, overall
 
 LETTERS: dict[Verdict, tuple[str, str, dict[str, bool]]] = {
     "pass": (".", "PASS", {"green": True}),
@@ -28,11 +28,11 @@ class Hooks:
     """Hooks pdgate offers to the plugins above it."""
 
     @pytest.hookspec
-    def pdgate_judged(self, item: pytest.Item, result: CheckResult) -> None:
+    def pytest_pdgate_judged(self, item: pytest.Item, result: CheckResult) -> None:
         """A check has just been judged; the test is still running, so attachments belong to it."""
 
     @pytest.hookspec
-    def pdgate_finished(self, config: pytest.Config, results: list[CheckResult]) -> None:
+    def pytest_pdgate_finished(self, config: pytest.Config, results: list[CheckResult]) -> None:
         """All checks of the run are known; called once, before the terminal summary."""
 
 
@@ -163,7 +163,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     results = list(config.stash[RESULTS_KEY].values())
     if not results:
         return
-    config.hook.pdgate_finished(config=config, results=results)
+    config.hook.pytest_pdgate_finished(config=config, results=results)
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and overall(results) == "not-run":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -196,9 +196,9 @@ def _write_result(write: Any, result: CheckResult) -> None:
     _, word, markup = LETTERS[result.verdict]
     write.write_line(f"{word} {result.id} [{result.target}] {result.title} ({result.severity})", **markup)
     for finding in result.findings:
-        if finding.severity != "note":
-            for line in finding_text(finding).splitlines():
-                write.write_line("    " + line)
+        if finding.severity != "note":  # pytest's own FAILURES section has each finding whole
+            write.write_line(f"    {finding.target}: {finding.seen}")
+            write.write_line(f"      {finding.remedy}")
     for waiver in result.waivers:
         write.write_line(f"    waived until {waiver.expires} by {waiver.approver}: {waiver.reason}")
     if result.reason:

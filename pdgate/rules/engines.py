@@ -78,16 +78,20 @@ def _differs(engine: Engine, key: str, declared: str, seen: str) -> Finding:
 
 def prefill_was_complete_first(deployment: Deployment, facts: dict[str, HostFacts]) -> Iterator[Finding]:
     """Every P had said 'Application startup complete' before any D was started (clocks and their doubt included)."""
-    complete = {e.name: _startup_complete(e, deployment, facts) for e in deployment.engines if e.role == "prefill"}
+    complete: dict[str, Interval] = {}
     started: dict[str, Interval] = {}
     for engine in deployment.engines:
-        if engine.role == "decode":
-            own = facts[deployment.host_of(engine).machine]
-            # /proc counts in ticks since a boot time that is rounded to the second.
-            api = need_running(engine, own).api
-            started[engine.name] = _ours(Interval(low=api.started - 1, high=api.started + 1), own)
+        own = facts[deployment.host_of(engine).machine]
+        running = running_engine(engine, own)
+        if running is None:
+            continue  # engines.running reports it
+        if engine.role == "prefill":
+            complete[engine.name] = _startup_complete(engine, deployment, facts)
+        elif engine.role == "decode":
+            begun = running.api.started
+            started[engine.name] = _ours(Interval(low=begun - 0.1, high=begun + 0.1), own)
     if not complete or not started:
-        raise NotRun("the inventory has no separate prefill and decode engines")
+        raise NotRun("no prefill engine and decode engine run beside each other")
     last_p = max(complete, key=lambda name: complete[name].low)
     first_d = min(started, key=lambda name: started[name].high)
     late = complete[last_p].low - started[first_d].high

@@ -22,7 +22,7 @@ def group_of(engine: Engine) -> list[PortClaim]:
     """The engine's port group; raises NotRun where its role binds none."""
     claims = connector_of(engine.connector).port_group(engine)
     if not claims:
-        raise NotRun(f"{engine.name}: {engine.connector} binds no port group on a {engine.role} engine")
+        raise NotRun(f"{engine.connector} binds no port group on a {engine.role} engine")
     return claims
 
 

@@ -99,12 +99,14 @@ def first_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: 
     exchange = Exchange(record, golden, before, after)
     exchange.unknown = {f"metrics {name}": why for name, why in {**unknown_before, **unknown_after}.items()}
     exchange.unknown |= {f"log {name}": why for name, why in unknown_logs.items()}
-    for name, place in marks.items():
-        host = deployment.host_of(deployment.engine(name))
-        try:
-            exchange.logs[name] = since(shells, host.connection, place)
-        except LogUnavailable as error:
-            exchange.unknown[f"log {name}"] = str(error)
+    for host, places in marks.items():
+        lines = since(shells, deployment.hosts[host].connection, list(places.values()))
+        for name, place in places.items():
+            read = lines.get(place.path, LogUnavailable(f"{host}: {place.path} was not read"))
+            if isinstance(read, LogUnavailable):
+                exchange.unknown[f"log {name}"] = str(read)
+            else:
+                exchange.logs[name] = read
     return exchange
 
 
@@ -122,17 +124,23 @@ def golden_answer(deployment: Deployment, prompt: Prompt, deadline_s: float) -> 
     return record
 
 
-def _mark_logs(deployment: Deployment, shells: Shells) -> tuple[dict[str, LogMark], dict[str, str]]:
-    marks: dict[str, LogMark] = {}
+def _mark_logs(deployment: Deployment, shells: Shells) -> tuple[dict[str, dict[str, LogMark]], dict[str, str]]:
+    """Marks by host and engine, one remote call a host, and why an engine has none."""
+    marks: dict[str, dict[str, LogMark]] = {}
     unknown: dict[str, str] = {}
-    for engine in deployment.engines:
-        if engine.log is None:
-            unknown[engine.name] = f"{engine.name}: no pd_log in the inventory"
+    for name, host in deployment.hosts.items():
+        logs = {engine.name: engine.log for engine in deployment.engines if engine.host == name}
+        unknown |= {engine: f"{engine}: no pd_log in the inventory" for engine, log in logs.items() if log is None}
+        wanted = {engine: log for engine, log in logs.items() if log is not None}
+        if not wanted:
             continue
-        try:
-            marks[engine.name] = mark(shells, deployment.host_of(engine).connection, engine.log)
-        except LogUnavailable as error:
-            unknown[engine.name] = str(error)
+        found = mark(shells, host.connection, list(wanted.values()))
+        for engine, log in wanted.items():
+            place = found[log]
+            if isinstance(place, LogUnavailable):
+                unknown[engine] = str(place)
+            else:
+                marks.setdefault(name, {})[engine] = place
     return marks, unknown
 
 

@@ -27,37 +27,52 @@ class LogMark:
 
 # The engine's log may lie inside its container's own mounts; an engine process of the host leads there.
 FIND = """
-path={path}
-if [ ! -r "$path" ]; then
+find_log() {
+  path=$1
+  [ -r "$path" ] && return 0
   for pid in $(grep -alE 'vllm|VLLM' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
-    [ -r "/proc/$pid/root$path" ] && path="/proc/$pid/root$path" && break
+    [ -r "/proc/$pid/root$path" ] && path="/proc/$pid/root$path" && return 0
   done
-fi
-[ -r "$path" ] || {{ echo unreadable; exit 3; }}
+  return 1
+}
 """
+MARK = 'find_log {path} && stat -c "%i %s" "$path" || echo unreadable\n'
+SINCE = 'echo "@@log"; find_log {path} && stat -c "%i %s" "$path" && tail -c +{start} "$path" || echo unreadable; echo\n'
 
 
-def mark(shells: Shells, connection: Connection, path: str) -> LogMark:
-    """Where the log ends now; raises LogUnavailable."""
-    words = _run(shells, connection, path, 'stat -c "%i %s" "$path"').split()
-    return LogMark(path, words[0], int(words[1]))
-
-
-def since(shells: Shells, connection: Connection, start: LogMark) -> list[str]:
-    """Lines written after `start`, without colours; raises LogUnavailable, also when the file was rotated or cut."""
-    script = f'stat -c "%i %s" "$path"; tail -c +{start.size + 1} "$path"'
-    first, _, rest = _run(shells, connection, start.path, script).partition("\n")
-    inode, size = first.split()
-    if inode != start.inode or int(size) < start.size:
-        raise LogUnavailable(f"{connection.name}: {start.path} was rotated or truncated during the check")
-    return ANSI.sub("", rest).replace("\r", "\n").splitlines()
-
-
-def _run(shells: Shells, connection: Connection, path: str, script: str) -> str:
+def mark(shells: Shells, connection: Connection, paths: list[str]) -> dict[str, LogMark | LogUnavailable]:
+    """Where each log of a host ends now, in one remote call; a log that cannot be read gets the reason."""
+    script = FIND + "".join(MARK.format(path=shlex.quote(path)) for path in paths)
     try:
-        result = shells.run(connection, FIND.format(path=shlex.quote(path)) + script)
+        lines = shells.run(connection, script).stdout.splitlines()
     except HostUnreachable as error:
-        raise LogUnavailable(str(error)) from None
-    if result.code != 0:
-        raise LogUnavailable(f"{connection.name}: {path} is missing or not readable on the host")
-    return result.stdout
+        return {path: LogUnavailable(str(error)) for path in paths}
+    marks: dict[str, LogMark | LogUnavailable] = {}
+    for path, line in zip(paths, [*lines, *["unreadable"] * len(paths)], strict=False):
+        words = line.split()
+        marks[path] = LogMark(path, words[0], int(words[1])) if len(words) == 2 else _unreadable(connection, path)
+    return marks
+
+
+def since(shells: Shells, connection: Connection, starts: list[LogMark]) -> dict[str, list[str] | LogUnavailable]:
+    """Lines written after each mark, without colours, in one remote call; rotation and truncation are reasons, not silence."""
+    script = FIND + "".join(SINCE.format(path=shlex.quote(start.path), start=start.size + 1) for start in starts)
+    try:
+        output = shells.run(connection, script).stdout
+    except HostUnreachable as error:
+        return {start.path: LogUnavailable(str(error)) for start in starts}
+    found: dict[str, list[str] | LogUnavailable] = {}
+    for start, part in zip(starts, output.split("@@log\n")[1:], strict=False):
+        first, _, rest = part.partition("\n")
+        words = first.split()
+        if len(words) != 2:
+            found[start.path] = _unreadable(connection, start.path)
+        elif words[0] != start.inode or int(words[1]) < start.size:
+            found[start.path] = LogUnavailable(f"{connection.name}: {start.path} was rotated or truncated during the check")
+        else:
+            found[start.path] = ANSI.sub("", rest).replace("\r", "\n").splitlines()
+    return found
+
+
+def _unreadable(connection: Connection, path: str) -> LogUnavailable:
+    return LogUnavailable(f"{connection.name}: {path} is missing or not readable on the host")

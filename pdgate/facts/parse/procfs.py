@@ -16,9 +16,11 @@ LISTEN = "0A"
 def parse_identity(text: str) -> Identity:
     pairs = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     try:
+        # In the host's own clock, whatever it is set to: now minus uptime, finer than btime's whole seconds.
+        now, uptime = pairs["uptime"].replace(".%N", "").split()[:2]
         return Identity(
             uid=int(pairs["uid"]), hostname=pairs["hostname"], kernel=pairs["kernel"], boot_id=pairs["boot_id"],
-            boot_time=float(pairs["btime"]), hz=int(pairs["hz"]), netns=pairs.get("netns", ""), mntns=pairs.get("mntns", ""),
+            boot_time=float(now) - float(uptime), hz=int(pairs["hz"]), netns=pairs.get("netns", ""), mntns=pairs.get("mntns", ""),
         )  # fmt: skip
     except (KeyError, ValueError) as error:
         raise ParseError(f"identity: {error}") from None

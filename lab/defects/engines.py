@@ -1,0 +1,53 @@
+"""Engines that are not the declared ones, start in the wrong order, or have an environment nobody meant."""
+
+from __future__ import annotations
+
+from lab.defects.registry import defect
+from lab.plan import LabPlan
+
+R1, R2 = "field report R1", "field report R2"
+
+
+@defect("engine-not-started", trips={"engines.running"})
+def an_engine_is_missing(plan: LabPlan) -> None:
+    """The last decode engine was never started."""
+    plan.engine("d0/dp3").started = False
+
+
+@defect("engine-outside-its-container", trips={"engines.running"})
+def a_stray_engine_answers(plan: LabPlan) -> None:
+    """One decode engine runs beside the container it is declared in."""
+    plan.engine("d0/dp2").in_container = False
+
+
+@defect("wrong-role", trips={"engines.as-declared"}, reference=R1)
+def an_engine_has_another_role(plan: LabPlan) -> None:
+    """One decode engine was started as kv_both."""
+    plan.engine("d0/dp1").kv_config["kv_role"] = "kv_both"
+
+
+@defect("decode-first", trips={"engines.start-order"}, reference=R1)
+def decode_was_started_first(plan: LabPlan) -> None:
+    """D was started while P was still loading."""
+    plan.prefill_first = False
+    host = plan.host_of("p0")
+    for port in range(7000, 7004):
+        host.settings.setdefault(f"engine:{port}", {})["startup_s"] = 6.0
+
+
+@defect("r2-three-variables", trips={"environment.policy"}, reference=R2)
+def three_variables_deviate(plan: LabPlan) -> None:
+    """HCCL_BUFFSIZE=1024, HCCL_EXEC_TIMEOUT=204 and HCCL_CONNECT_TIMEOUT=1200 on a model whose template sets none of them."""
+    plan.host_of("p0").env |= {"HCCL_BUFFSIZE": "1024", "HCCL_EXEC_TIMEOUT": "204", "HCCL_CONNECT_TIMEOUT": "1200"}
+
+
+@defect("unknown-variables", trips={"environment.names"}, reference=R2)
+def variables_nobody_reads(plan: LabPlan) -> None:
+    """VLLM_RPC_TIMEOUT and VLLM_ASCEND_APPLY_DSV4_PATCH are set, and vLLM 0.23.0 reads neither."""
+    plan.host_of("p0").env |= {"VLLM_RPC_TIMEOUT": "3600000", "VLLM_ASCEND_APPLY_DSV4_PATCH": "1"}
+
+
+@defect("transfer-timeout-too-short", trips={"environment.timers"})
+def the_transfer_timeout_is_below_the_rdma_retries(plan: LabPlan) -> None:
+    """ASCEND_TRANSFER_TIMEOUT is 500 ms while RDMA alone retries for longer."""
+    plan.host_of("d0").env["ASCEND_TRANSFER_TIMEOUT"] = "500"
