@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from importlib.metadata import entry_points
 
@@ -14,6 +15,7 @@ from pdgate.inventory.model import InventoryError
 
 
 def main(argv: list[str] | None = None) -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `pdgate … | head` is no error
     parser = argparse.ArgumentParser(prog="pdgate", description="The gate a prefill/decode deployment passes. Run it with: pytest --hosts=…")
     parser.add_argument("--version", action="version", version=f"pdgate {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -34,8 +34,8 @@ def etc_timezone_became_a_directory(plan: LabPlan) -> None:
 
 @defect("clock-ahead", trips={"clocks.offset"}, reference=R2)
 def a_host_clock_is_ahead(plan: LabPlan) -> None:
-    """d0's clock is 90 seconds ahead."""
-    plan.host_of("d0").clock_offset_s = 90.0
+    """d0's clock is 30 seconds ahead."""
+    plan.host_of("d0").clock_offset_s = 30.0
 
 
 @defect("stale-leftovers", trips={"leftovers.stale"}, reference=R1)
@@ -55,8 +55,10 @@ def the_start_script_wipes_the_logs(plan: LabPlan) -> None:
     trips={"hosts.permission"},
     invalid={
         "ports.group.overlap", "clocks.zone", "leftovers.stale", "engines.running", "engines.as-declared", "engines.start-order",
-        "environment.policy", "environment.names", "environment.timers", "service.health", "service.models",
+        "environment.policy", "environment.names", "environment.timers", "service.health", "service.models", "clocks.log-zone",
+        "clocks.timezone-mount",
     },
+    edit=lambda inventory: inventory["all"]["children"]["decode"]["hosts"]["d0"].update(ansible_user="ops"),
 )  # fmt: skip
 def the_probe_has_no_root(plan: LabPlan) -> None:
     """The login on d0 is an ordinary user: sockets have no owners, environments cannot be read."""

@@ -80,7 +80,7 @@ class Core:
         for _ in self.workers:
             await ready.acquire()
         api = asyncio.create_task(self.api.serve(self.handle))
-        await asyncio.sleep(0.01)
+        await self.api.opened.wait()
         self.api.notify("ready")
         try:
             await asyncio.gather(api, self._expire(), *watchers)

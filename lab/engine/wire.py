@@ -26,10 +26,12 @@ class Pipe:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self.opened = asyncio.Event()
 
     async def serve(self, handle: Callable[[Message], Awaitable[Any]]) -> None:
         """Read until the peer goes away; raises PeerGone. Each message is handled in a task of its own."""
         reader, self._writer = await asyncio.open_connection(sock=self._sock)
+        self.opened.set()
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:

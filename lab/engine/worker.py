@@ -62,7 +62,7 @@ class Worker:
         if self.spec.listen_port is not None:
             router = self._bind_side_channel(self.spec.listen_port)
             tasks.append(asyncio.create_task(self._side_channel(router)))
-        await asyncio.sleep(0.01)
+        await self.pipe.opened.wait()
         self.pipe.notify("ready", rank=self.spec.tp_rank)
         try:
             await asyncio.gather(*tasks)

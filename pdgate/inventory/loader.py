@@ -24,7 +24,9 @@ def find_source(name: str, folders: Iterable[Path]) -> Path:
     Raises InventoryError naming the near misses.
     """
     direct = Path(name)
-    if direct.exists():
+    # A bare word is a name first: a folder of the same name in the current directory is no inventory.
+    bare = direct.name == name and not direct.suffix
+    if direct.exists() and not bare:
         return direct
     known: dict[str, Path] = {}
     for folder in folders:
@@ -33,6 +35,8 @@ def find_source(name: str, folders: Iterable[Path]) -> Path:
                 known.setdefault(entry.stem, entry)
     if name in known:
         return known[name]
+    if direct.exists():
+        return direct
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known names: {', '.join(sorted(known)) or 'none'}"
     raise InventoryError(f"--hosts={name}: no such inventory file, directory or name{hint}")

@@ -110,7 +110,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         assert result is not None
         result.duration_s = round(call.duration, 3)
         report.pdgate = result.model_dump(mode="json")
-        report.user_properties += [("check", result.id), ("target", result.target), ("verdict", result.verdict), ("severity", result.severity)]
+        # On the item: junit takes them from its teardown report.
+        item.user_properties += [("check", result.id), ("target", result.target), ("verdict", result.verdict), ("severity", result.severity)]
     return report
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from pdgate.facts.model import HostFacts, UnknownFact
+from pdgate.facts.model import HostFacts, Root, UnknownFact
 from pdgate.inventory.model import Deployment, Engine, Host
 from pdgate.rules.engines import naive_log_time, parse_utc_offset
 from pdgate.rules.finding import Finding
+from pdgate.rules.running import PERMISSION, need_running
 
 
 def offset_is_small(host: Host, facts: HostFacts) -> Iterator[Finding]:
@@ -41,8 +42,7 @@ def zones_agree(deployment: Deployment, machine: str, facts: dict[str, HostFacts
     if seen != expected:
         origin = "pd_expect.zone" if host.expect.zone else f"host {deployment.machines[first][0].name}"
         yield _zone(host.name, f"zone {expected} (from {origin})", f"the host is in {seen}")
-    roots = own.roots.get()
-    for root_id, root in roots.items():
+    for root_id, root in _readable_roots(own).items():
         if root.utc_offset is not None and root.utc_offset != seen:
             name = _root_name(own, root_id)
             yield _zone(host.name, f"{name} in the host's zone {seen}", f"it is in {root.utc_offset}")
@@ -50,6 +50,7 @@ def zones_agree(deployment: Deployment, machine: str, facts: dict[str, HostFacts
 
 def log_zone_agrees(engine: Engine, facts: HostFacts) -> Iterator[Finding]:
     """The engine writes its log in the host's zone: the last line's time is set against the file's."""
+    need_running(engine, facts)
     if engine.log is None:
         raise UnknownFact(f"{engine.name}: no pd_log in the inventory, so the zone of its log is unknown")
     if engine.log not in facts.logs:
@@ -78,7 +79,7 @@ def log_zone_agrees(engine: Engine, facts: HostFacts) -> Iterator[Finding]:
 def timezone_is_a_file(host: Host, facts: HostFacts) -> Iterator[Finding]:
     """The trap of `-v /etc/timezone:/etc/timezone`: where the host has no such file, docker makes a directory of it."""
     places = [("on the host", facts.clock.get().timezone_is_directory)]
-    places += [(f"in {_root_name(facts, root_id)}", root.timezone_is_directory) for root_id, root in facts.roots.get().items()]
+    places += [(f"in {_root_name(facts, root_id)}", root.timezone_is_directory) for root_id, root in _readable_roots(facts).items()]
     for where, is_directory in dict.fromkeys(places):
         if is_directory:
             yield Finding(
@@ -88,6 +89,14 @@ def timezone_is_a_file(host: Host, facts: HostFacts) -> Iterator[Finding]:
                 why="the mount that was to set the container's zone made an empty directory, and the zone stayed UTC",
                 remedy="mount /etc/localtime and /usr/share/zoneinfo and set TZ; remove the /etc/timezone mount and directory",
             )
+
+
+def _readable_roots(facts: HostFacts) -> dict[str, Root]:
+    """Mount namespaces of the engine processes; raises UnknownFact where the probe could not look into one."""
+    hidden = [process.pid for process in facts.engine_processes.get() if not process.readable]
+    if hidden:
+        raise UnknownFact(f"{facts.host}: the container of pid {hidden[0]} could not be looked into; {PERMISSION}")
+    return facts.roots.get()
 
 
 def _zone(target: str, expected: str, seen: str) -> Finding:

@@ -125,6 +125,8 @@ def decode_went_from_waiting_to_generating(deployment: Deployment, exchange: Exc
             why="it sits in WAITING_FOR_REMOTE_KVS: P's side channel does not answer or the transfer never ends",
             remedy="check the owners of P's port group first, then D's log for the peer it waits for",
         )  # fmt: skip
+    if not stuck and exchange.record.outcome != "ok":
+        raise UnknownFact("no answer came back, and no decode engine holds the request (see service.request.golden)")
     if not stuck and not any(value for value in generated.values()):
         yield Finding(
             target=decoders[0].name if decoders else deployment.name, expected="a decode engine generates tokens",
