@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -41,7 +42,7 @@ class Lab:
 
     def join(self) -> None:
         """Move this process (and what it starts from now on) into the lab's network."""
-        with open(f"/proc/{self.pid}/ns/net", "rb") as handle:
+        with Path(f"/proc/{self.pid}/ns/net").open("rb") as handle:
             if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET) != 0:
                 raise LabUnavailable(f"cannot enter the lab's network: {os.strerror(ctypes.get_errno())}")
 
@@ -55,10 +56,8 @@ class Lab:
         os.kill(self.pid, signal.SIGKILL)  # its hosts die with it, by the kernel's hand
         deadline = time.monotonic() + 10
         while self.alive and time.monotonic() < deadline:
-            try:
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
             time.sleep(0.02)
 
 
@@ -70,9 +69,7 @@ def _start_ticks(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
-def start(
-    inventory: Path, defects: list[str], phase: str = "after", keep: bool = False, settings: dict[str, Any] | None = None
-) -> Lab:
+def start(inventory: Path, defects: list[str], phase: str = "after", keep: bool = False, settings: dict[str, Any] | None = None) -> Lab:
     """Boot a lab and wait until it is up; raises LabUnavailable."""
     lacking = missing()
     if lacking:

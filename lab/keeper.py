@@ -207,7 +207,7 @@ def main() -> None:
               "hosts": [host.plan.name for host in hosts], "defects": orders["defects"]}  # fmt: skip
     print(json.dumps(answer), flush=True)
     if orders["keep"]:
-        with open(os.devnull, "r+b") as null:
+        with Path(os.devnull).open("r+b") as null:
             for stream in (0, 1, 2):
                 os.dup2(null.fileno(), stream)
     signal.pause()

@@ -95,7 +95,10 @@ class Proxy:
         try:
             params = await self._prefill(request.path, body, size, headers)
         except UpstreamError as error:
-            if "client_errors_become_500" in self.settings.misbehave and error.status == self.settings.misbehave["client_errors_become_500"]:
+            if (
+                "client_errors_become_500" in self.settings.misbehave
+                and error.status == self.settings.misbehave["client_errors_become_500"]
+            ):
                 return web.Response(status=500, text="Internal Server Error")
             return web.Response(status=error.status, text=error.body, content_type="application/json")
         except aiohttp.ClientError as error:
@@ -121,7 +124,9 @@ class Proxy:
             async with self.session.post(instance.url + path, json=asked, headers=headers) as answer:
                 text = await answer.text()
                 if answer.status != 200:
-                    log.warning("Attempt 1 failed for %s: HTTP %s for url '%s'", path.removeprefix("/v1"), answer.status, instance.url + path)
+                    log.warning(
+                        "Attempt 1 failed for %s: HTTP %s for url '%s'", path.removeprefix("/v1"), answer.status, instance.url + path
+                    )
                     raise UpstreamError(answer.status, text)
                 params: dict[str, Any] | None = json.loads(text).get("kv_transfer_params")
                 return params
@@ -150,7 +155,12 @@ class Proxy:
             log.info("Streaming from decoder %s was cancelled; releasing request %s resources", instance.url, request_id)
             raise
         except aiohttp.ClientError as error:
-            log.error("Error during streaming from decoder %s: %s while handling request %s; releasing prefiller KV", instance.url, error, request_id)
+            log.error(
+                "Error during streaming from decoder %s: %s while handling request %s; releasing prefiller KV",
+                instance.url,
+                error,
+                request_id,
+            )
             if response is None:
                 return _error(502, "BadGateway", f"decoder {instance.url}: {error}")
             if request.transport:

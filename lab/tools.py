@@ -19,8 +19,7 @@ STAT = (
     " roce_unexpected_ack_num roce_out_of_order_num roce_verification_err_num roce_qp_status_err_num roce_new_pkt_rty_num"
     " roce_ecn_db_num nic_tx_all_pkg_num nic_tx_all_oct_num nic_rx_all_pkg_num nic_rx_all_oct_num"
 ).split()  # fmt: skip
-EXTRA = ("cw_total_cnt cw_before_correct_cnt cw_correct_cnt cw_uncorrect_cnt cw_bad_cnt trans_total_bit cw_total_correct_bit "
-         "rx_full_drop_cnt pcs_err_cnt rx_send_app_good_pkts rx_send_app_bad_pkts").split()  # fmt: skip
+EXTRA = ["cw_total_cnt", "cw_before_correct_cnt", "cw_correct_cnt", "cw_uncorrect_cnt", "cw_bad_cnt", "trans_total_bit", "cw_total_correct_bit", "rx_full_drop_cnt", "pcs_err_cnt", "rx_send_app_good_pkts", "rx_send_app_bad_pkts"]  # fmt: skip
 BUSY = ("total", "rc_pkt", "all_pkt", "all_pkg", "all_oct", "cqe", "good_pkts", "total_bit")
 
 
@@ -157,7 +156,9 @@ else:
 """
 
 
-def docker_entry(name: str, image: str, pid: int, network: str, published: dict[str, list[tuple[str, int]]], mounts: list[str]) -> dict[str, object]:
+def docker_entry(
+    name: str, image: str, pid: int, network: str, published: dict[str, list[tuple[str, int]]], mounts: list[str]
+) -> dict[str, object]:
     """A container as `docker inspect` has it, in the parts that are asked for."""
     ports = {inner: [{"HostIp": address, "HostPort": str(port)} for address, port in outer] for inner, outer in published.items()}
     words = ", ".join(f"{address}:{port}->{inner}" for inner, outer in published.items() for address, port in outer)

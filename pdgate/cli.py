@@ -16,7 +16,9 @@ from pdgate.inventory.model import InventoryError
 
 def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `pdgate … | head` is no error
-    parser = argparse.ArgumentParser(prog="pdgate", description="The gate a prefill/decode deployment passes. Run it with: pytest --hosts=…")
+    parser = argparse.ArgumentParser(
+        prog="pdgate", description="The gate a prefill/decode deployment passes. Run it with: pytest --hosts=…"
+    )
     parser.add_argument("--version", action="version", version=f"pdgate {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     inventory = commands.add_parser("inventory", help="validate an inventory and show what pdgate understands")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -80,10 +81,8 @@ class Api:
         return web.json_response({"object": "list", "data": [entry]})
 
     async def metrics(self, _: web.Request) -> web.Response:
-        try:
+        with contextlib.suppress(TimeoutError, PeerGone):  # a hung core: vLLM's gauges keep their last values too
             self.stats = await asyncio.wait_for(self.core.call("stats"), 1)
-        except (TimeoutError, PeerGone):
-            pass  # a hung core: vLLM's gauges keep their last values too
         text = metrics_text(self.model, self.args.get("data_parallel_rank", "0"), self.stats, self.prompt_tokens)
         return web.Response(text=text, content_type="text/plain")
 
@@ -95,7 +94,11 @@ class Api:
             if not isinstance(body, dict):
                 raise ValueError("body is not an object")
         except ValueError as error:
-            return _error(400, "Bad Request", f"[{{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}}}]")
+            return _error(
+                400,
+                "Bad Request",
+                f"[{{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}}}]",
+            )
         if body.get("model", self.model) != self.model:
             return _error(404, "NotFoundError", f"The model `{body['model']}` does not exist.", "model")
         chat = request.path.endswith("/chat/completions")
@@ -157,7 +160,9 @@ class Api:
             while True:
                 token = await queue.get()
                 if token.get("error"):
-                    chunk: dict[str, Any] = {"error": {"message": token["error"], "type": "InternalServerError", "param": None, "code": 500}}
+                    chunk: dict[str, Any] = {
+                        "error": {"message": token["error"], "type": "InternalServerError", "param": None, "code": 500}
+                    }
                     await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
                     return response, True
                 count += 1

@@ -111,7 +111,10 @@ class Worker:
                 f"Mooncake KVCacheSendingThread encountered exception. Thread: {where}, listening_path={path}. "
                 f"Error: {error} (addr='{path}')",
             )
-            self.log.error("multiproc_executor.py:822", "WorkerProc hit an exception.\nRuntimeError: KV Cache sending/receiving thread failed to start.")
+            self.log.error(
+                "multiproc_executor.py:822",
+                "WorkerProc hit an exception.\nRuntimeError: KV Cache sending/receiving thread failed to start.",
+            )
             sys.exit(1)
         return router
 
@@ -186,16 +189,21 @@ class Worker:
                 f"KV cache transfer for request {message['remote_request']} took {took:.2f} ms. local_ip {self.spec.host_ip} "
                 f"local_device_id {self.spec.tp_rank} remote_session_id {meta['local_ip']}:{meta['te_rpc_port']}",
             )
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, zmq.ZMQError) as error:
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, zmq.ZMQError) as error:
             reason = f"{type(error).__name__}: {error}"
             self.log.error(f"{FILE}:960", f"Mooncake transfer failed for request. remote_request_id={message['remote_request']}, ret=-1. ")
-            self.log.error(f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: Mooncake transfer failed, ret: -1")
+            self.log.error(
+                f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: Mooncake transfer failed, ret: -1"
+            )
         # Always sent, also after a failure: a failed pull frees P at once.
         done = [b"done_recving_msg", message["remote_request"], {port: {"num": 1, "host": message["host"]}}]
         try:
             await self._ask(message["host"], port, done)
         except OSError as error:
-            self.log.error(f"{FILE}:1012", f"Failed to receive ACK for request. request_id={message['remote_request']}, source={message['host']}:{port}. {error}")
+            self.log.error(
+                f"{FILE}:1012",
+                f"Failed to receive ACK for request. request_id={message['remote_request']}, source={message['host']}:{port}. {error}",
+            )
         return {"ok": not reason, "reason": reason, "digest": self._digest(message["blocks"])}
 
     async def _ask(self, host: str, port: int, message: list[Any]) -> bytes:
@@ -210,7 +218,9 @@ class Worker:
                     return await request.recv()
             finally:
                 request.close()
-            self.log.warning(f"{FILE}:1050", f"Receive failed. error=Resource temporarily unavailable, attempts_left={RECEIVE_TRIES - attempt}. ")
+            self.log.warning(
+                f"{FILE}:1050", f"Receive failed. error=Resource temporarily unavailable, attempts_left={RECEIVE_TRIES - attempt}. "
+            )
         self.log.error(f"{FILE}:1058", f"Receive failed after all retries. source={host}:{port}, error=Resource temporarily unavailable. ")
         raise OSError(errno.ETIMEDOUT, f"Failed to receive data after {RECEIVE_TRIES} retries: {host}:{port}")
 

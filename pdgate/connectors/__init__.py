@@ -8,8 +8,7 @@ from pdgate.connectors.nixl import NIXL
 from pdgate.connectors.reserved import transfer_engine_ranges
 
 CONNECTORS: dict[str, Connector] = {
-    connector.name: connector
-    for connector in (MOONCAKE_V1, MOONCAKE_HYBRID, MOONCAKE_LAYERWISE, UPSTREAM_MOONCAKE, NIXL)
+    connector.name: connector for connector in (MOONCAKE_V1, MOONCAKE_HYBRID, MOONCAKE_LAYERWISE, UPSTREAM_MOONCAKE, NIXL)
 }
 
 

@@ -17,9 +17,7 @@ DEFAULT_BASE = 20000
 RPC_FIRST, RPC_LAST = 15000, 17000
 
 
-def transfer_engine_ranges(
-    platform: str, mooncake: Version | None, environment: dict[str, str] | None = None
-) -> list[PortRange]:
+def transfer_engine_ranges(platform: str, mooncake: Version | None, environment: dict[str, str] | None = None) -> list[PortRange]:
     """Ranges a host with Mooncake draws from; an unknown version gets the widest (0.3.7) rule.
 
     `environment` is that of a running engine where known: it may move the ranges. A value that is no port number

@@ -16,7 +16,13 @@ from pdgate.facts.parse.hccn import parse_hccn
 from pdgate.facts.parse.host import parse_containers, parse_leftovers, parse_log, parse_zone
 from pdgate.facts.parse.npu_smi import parse_npu_smi
 from pdgate.facts.parse.procfs import (
-    parse_addresses, parse_engines, parse_identity, parse_owners, parse_port_settings, parse_processes, parse_tcp,
+    parse_addresses,
+    parse_engines,
+    parse_identity,
+    parse_owners,
+    parse_port_settings,
+    parse_processes,
+    parse_tcp,
 )  # fmt: skip
 from pdgate.facts.parse.sections import RawSection, split_sections
 from pdgate.facts.shell import HostUnreachable, Shells
@@ -65,9 +71,7 @@ def _script(deployment: Deployment, hosts: list[Host], nonce: str) -> str:
     return "\n".join(f"{key}={shlex.quote(value)}" for key, value in parameters.items()) + "\n" + PROBE
 
 
-def parse_facts(
-    host: Host, collected: float, duration: float, raw: dict[str, RawSection], *, offset: Any, complete: bool
-) -> HostFacts:
+def parse_facts(host: Host, collected: float, duration: float, raw: dict[str, RawSection], *, offset: Any, complete: bool) -> HostFacts:
     """Sections to facts. A section that failed, is missing or cannot be parsed is unknown with its reason."""
     missing = "the probe never got to this section" if not complete else "the probe has no such section"
 

@@ -56,7 +56,8 @@ NAMES='^(VLLM|ASCEND|HCCL|MC|MOONCAKE|NCCL|UCX|GLOO|TP|OMP|PYTORCH|TASK|CUDA|NIX
 engines() {
   for pid in $(candidates); do
     [ "$pid" = "$$" ] && continue
-    [ -r "/proc/$pid/environ" ] || { printf '@denied %s\n' "$pid"; continue; }
+    # A process that is gone (the grep that found it, for one) is no denial.
+    [ -r "/proc/$pid/environ" ] || { [ -d "/proc/$pid" ] && printf '@denied %s\n' "$pid"; continue; }
     mnt=$(readlink "/proc/$pid/ns/mnt") || continue
     printf '@pid %s %s %s %s\n' "$pid" "$mnt" "$(readlink "/proc/$pid/ns/net")" "$(readlink "/proc/$pid/exe")"
     sed 's/^/@cgroup /' "/proc/$pid/cgroup" 2>/dev/null

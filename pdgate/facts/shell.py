@@ -52,7 +52,7 @@ class Shells:
                 before = time.time()
                 answer = shell.ask("date +%s.%N", r"\d{9,}(\.\d+)?")
                 after = time.time()
-                whole, dot, fraction = answer.partition(".")
+                whole, _dot, fraction = answer.partition(".")
                 host = float(answer) if fraction else float(whole)
                 resolution = 0.0 if fraction else 1.0  # busybox date knows no %N: the second may be almost over
                 bound = Interval(low=host - after, high=host + resolution - before)

@@ -56,8 +56,18 @@ def _render(source: Path, hostvars: dict[str, dict[str, Any]], templated: dict[s
     message = "{{ {" + ", ".join(f"'{name}': {name} | default(None)" for name in names) + "} }}"
     output = _run(
         # Nothing is contacted, and connection plugins the controller lacks are not needed.
-        ["ansible", "all", "-i", str(source), "-e", "ansible_connection=local ansible_become=false", "-m", "ansible.builtin.debug",
-         "-a", f"msg={message}"],  # fmt: skip
+        [
+            "ansible",
+            "all",
+            "-i",
+            str(source),
+            "-e",
+            "ansible_connection=local ansible_become=false",
+            "-m",
+            "ansible.builtin.debug",
+            "-a",
+            f"msg={message}",
+        ],
         source,
     )
     for host, answer in _answers(output).items():
@@ -87,9 +97,7 @@ def _run(argv: list[str], source: Path) -> str:
         "ANSIBLE_TRANSFORM_INVALID_GROUP_CHARS": "ignore",
     }
     try:
-        done = subprocess.run(
-            [program, *argv[1:]], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run([program, *argv[1:]], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise InventoryError(f"{source}: {argv[0]} did not answer within {TIMEOUT_S} s; is a dynamic source hanging?") from None
     if done.returncode != 0:

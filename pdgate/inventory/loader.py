@@ -102,8 +102,7 @@ def _host_vars(source: Path, name: str, variables: dict[str, Any]) -> HostVars:
             near = difflib.get_close_matches(str(first["loc"][-1]), _fields_below(first["loc"]), n=1)
             hint = f" (did you mean '{near[0]}'?)" if near else ""
         raise InventoryError(
-            f"{_file_of(source, key.partition('.')[0])}: host '{name}': key '{key}': {first['msg'].lower()}{hint}, "
-            f"got {first['input']!r}"
+            f"{_file_of(source, key.partition('.')[0])}: host '{name}': key '{key}': {first['msg'].lower()}{hint}, got {first['input']!r}"
         ) from None
     return ours
 
@@ -167,9 +166,7 @@ def _engines(source: Path, role: Role, host: Host, ours: HostVars) -> list[Engin
             f"{_file_of(source, 'pd_dp_size')}: host '{host.name}': key 'pd_dp_size' is {dp_size}, but the host holds "
             f"the ranks {ranks.start}..{ranks.stop - 1}"
         )
-    shared = {
-        key: getattr(ours, key) for key in ("connector", "versions", "model", "api_key_env", "kv_port", "tp", "pp", "pcp")
-    }
+    shared = {key: getattr(ours, key) for key in ("connector", "versions", "model", "api_key_env", "kv_port", "tp", "pp", "pcp")}
     shared |= {"dp_mode": ours.dp_mode, "dp_rpc_port": ours.dp_rpc_port, "scheme": ours.api_scheme}
     instances = [tuple(ranks)] if ours.dp_mode == "internal" else [(rank,) for rank in ranks]
     engines = []
@@ -179,9 +176,16 @@ def _engines(source: Path, role: Role, host: Host, ours: HostVars) -> list[Engin
         engines.append(
             Engine(
                 name=f"{host.name}/dp{dp_ranks[0]}" if len(instances) > 1 or dp_size > 1 else host.name,
-                host=host.name, role=role, http_port=http_port + index, dp_size=dp_size, dp_ranks=dp_ranks,
-                devices=tuple((devices or [])[index * share : (index + 1) * share]), address=host.address, log=log, **shared,
-            )  # fmt: skip
+                host=host.name,
+                role=role,
+                http_port=http_port + index,
+                dp_size=dp_size,
+                dp_ranks=dp_ranks,
+                devices=tuple((devices or [])[index * share : (index + 1) * share]),
+                address=host.address,
+                log=log,
+                **shared,
+            )
         )
     return engines
 

@@ -82,13 +82,7 @@ class Engine(Frozen):
     @property
     def slots(self) -> list[PortSlot]:
         """Every worker of the engine, in device order (dp, pp, pcp, tp)."""
-        places = [
-            (dp, pp, pcp, tp)
-            for dp in self.dp_ranks
-            for pp in range(self.pp)
-            for pcp in range(self.pcp)
-            for tp in range(self.tp)
-        ]
+        places = [(dp, pp, pcp, tp) for dp in self.dp_ranks for pp in range(self.pp) for pcp in range(self.pcp) for tp in range(self.tp)]
         devices: tuple[int | None, ...] = self.devices or (None,) * len(places)
         return [
             PortSlot(dp_rank=dp, pp_rank=pp, pcp_rank=pcp, tp_rank=tp, device=device)

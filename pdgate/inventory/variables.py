@@ -42,9 +42,7 @@ class Expect(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    request_deadline_s: float = Field(
-        60.0, gt=0, description="A request that has said nothing for this long hangs (seconds)."
-    )
+    request_deadline_s: float = Field(60.0, gt=0, description="A request that has said nothing for this long hangs (seconds).")
     abort_recovery_s: float | None = Field(
         None, gt=0,
         description="KV usage is back at its baseline this long after a cancelled request (seconds). "
@@ -60,9 +58,7 @@ class Expect(BaseModel):
         None, description="The time zone every host, container and log must be in, as an offset like `+0800`. "
         "Default: that of the first host."
     )  # fmt: skip
-    tls_switch: int | None = Field(
-        None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree."
-    )
+    tls_switch: int | None = Field(None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree.")
 
 
 class HostVars(BaseModel):
@@ -94,9 +90,7 @@ class HostVars(BaseModel):
     dp_rpc_port: Port | None = Field(None, description="`--data-parallel-rpc-port` of the DP group.")
     http_port: Port | None = Field(None, description="HTTP port of the host's first engine.")
     api_scheme: Literal["http", "https"] = Field("http", description="Scheme of the engines' and the proxy's HTTP.")
-    api_key_env: str | None = Field(
-        None, description="Name of the environment variable, here on the controller, that holds the API key."
-    )
+    api_key_env: str | None = Field(None, description="Name of the environment variable, here on the controller, that holds the API key.")
     address: str | None = Field(
         None, description="The address the engine binds its port group on. Default: `ansible_host` where it is an IP."
     )

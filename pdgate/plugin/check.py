@@ -29,9 +29,7 @@ class CheckInfo:
     where: str
 
 
-def check(
-    id: str, *, severity: Severity = "major", reference: str = "", phase: Phase = "after", waivable: bool = True
-) -> Callable[[F], F]:
+def check(id: str, *, severity: Severity = "major", reference: str = "", phase: Phase = "after", waivable: bool = True) -> Callable[[F], F]:
     """Declare a test function a check. Its id is unique; raises ValueError where another function has it."""
 
     def mark(function: F) -> F:

@@ -11,7 +11,8 @@ from pdgate.inventory.model import Deployment, Engine, Host, Proxy
 from pdgate.plugin.check import info_of, target_of
 from pdgate.plugin.run import RUN_KEY, Run
 from pdgate.rules.finding import Finding, NotRun
-from pdgate.verdict import CheckResult, finding_text, judge as verdict_of
+from pdgate.verdict import CheckResult, finding_text
+from pdgate.verdict import judge as verdict_of
 
 RESULT_KEY = pytest.StashKey[CheckResult]()
 Judge = Callable[[Iterable[Finding]], None]

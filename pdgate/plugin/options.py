@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[RUN_KEY] = run = _open_run(config, hosts)
     except (InventoryError, WaiverError) as error:
         raise pytest.UsageError(str(error)) from None
+    if config.getoption("collectonly"):
+        return  # nothing is contacted and nothing is kept
     run.save()
     # pytest's own reporters write into the bundle, unless they were pointed elsewhere.
     config.option.xmlpath = config.getoption("xmlpath") or str(run.bundle / "junit.xml")
@@ -79,6 +81,8 @@ def _open_run(config: pytest.Config, hosts: str) -> Run:
 
 def _new_bundle(config: pytest.Config) -> Path:
     given = config.getoption("bundle")
+    if config.getoption("collectonly"):
+        return Path("nowhere")
     if given:
         bundle = Path(given).absolute()
         if bundle.is_dir() and any(bundle.iterdir()):

@@ -111,7 +111,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         result.duration_s = round(call.duration, 3)
         report.pdgate = result.model_dump(mode="json")
         # On the item: junit takes them from its teardown report.
-        item.user_properties += [("check", result.id), ("target", result.target), ("verdict", result.verdict), ("severity", result.severity)]
+        item.user_properties += [
+            ("check", result.id),
+            ("target", result.target),
+            ("verdict", result.verdict),
+            ("severity", result.severity),
+        ]
     return report
 
 
@@ -159,7 +164,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     run = config.stash.get(RUN_KEY, None)
-    if run is None or hasattr(config, "workerinput"):
+    if run is None or hasattr(config, "workerinput") or config.getoption("collectonly"):
         return
     results = list(config.stash[RESULTS_KEY].values())
     if not results:
@@ -173,7 +178,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = config.stash.get(RUN_KEY, None)
     results = list(config.stash[RESULTS_KEY].values())
-    if run is None or not results:
+    if run is None or not results or config.getoption("collectonly"):
         return
     write = terminalreporter
     write.section("pdgate", sep="=")
@@ -188,7 +193,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     verdict = overall(results)
     numbers = counts(results)
     line = ", ".join(f"{numbers[name]} {name}" for name in VERDICTS if numbers[name])
-    write.write_line(f"verdict: {verdict.upper()}  ({line})", bold=True, **LETTERS[verdict][2])
+    write.write_line(f"verdict: {verdict.upper()}  ({line})", **{**LETTERS[verdict][2], "bold": True})
     write.write_line(f"bundle:  {run.bundle}")
     write.write_line(f"page:    {run.bundle / 'index.html'}")
 

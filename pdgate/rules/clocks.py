@@ -68,7 +68,9 @@ def log_zone_agrees(engine: Engine, facts: HostFacts) -> Iterator[Finding]:
         return
     undated = naive_log_time(next(line for line in reversed(log.tail) if line.strip()), log.modified) is None
     if undated and 0 <= behind < 3 * 3600:
-        raise UnknownFact(f"{engine.name}: the last dated line of {engine.log} is {behind / 60:.0f} min older than the file: idle, or another zone")
+        raise UnknownFact(
+            f"{engine.name}: the last dated line of {engine.log} is {behind / 60:.0f} min older than the file: idle, or another zone"
+        )
     yield _zone(
         engine.name,
         f"{engine.log} is written in the host's zone {zone}",

@@ -9,7 +9,12 @@ from pdgate.facts.model import HostFacts, Process, UnknownFact
 from pdgate.inventory.model import Deployment, Engine
 from pdgate.rules.finding import Finding, NotRun
 from pdgate.rules.running import (
-    RunningEngine, describe, listeners_on, need_running, owner_of, running_engine,
+    RunningEngine,
+    describe,
+    listeners_on,
+    need_running,
+    owner_of,
+    running_engine,
 )  # fmt: skip
 
 STOLEN = (
@@ -65,8 +70,7 @@ def owned_by_their_workers(engine: Engine, facts: HostFacts) -> Iterator[Finding
                 expected=f"port {claim.port} is held by the worker of {_slot_words(claim)} of {engine.name}",
                 seen=f"{listener.address}:{claim.port} is held by {describe(facts, owner)}",
                 why=STOLEN,
-                remedy=f"move that process off the group, then restart {engine.name}; the group is "
-                f"{claims[0].port}-{claims[-1].port}",
+                remedy=f"move that process off the group, then restart {engine.name}; the group is {claims[0].port}-{claims[-1].port}",
             )
             continue
         owner = owners[0][1]
@@ -74,9 +78,7 @@ def owned_by_their_workers(engine: Engine, facts: HostFacts) -> Iterator[Finding
         holders[owner.pid] = claim.port
 
 
-def _wrong_worker(
-    engine: Engine, claim: PortClaim, owner: Process, holders: dict[int, int], facts: HostFacts
-) -> Iterator[Finding]:
+def _wrong_worker(engine: Engine, claim: PortClaim, owner: Process, holders: dict[int, int], facts: HostFacts) -> Iterator[Finding]:
     """One worker, one port; and where npu-smi tells which device a worker sits on, the device of that slot."""
     connector = connector_of(engine.connector)
     if connector.holder == "worker" and owner.pid in holders:

@@ -144,9 +144,7 @@ def _mark_logs(deployment: Deployment, shells: Shells) -> tuple[dict[str, dict[s
     return marks, unknown
 
 
-def cancelled_request(
-    deployment: Deployment, proxy: Proxy, model: str, deadline_s: float, bound_s: float
-) -> tuple[Record, Settling]:
+def cancelled_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: float, bound_s: float) -> tuple[Record, Settling]:
     """Stream a long answer, go away after two tokens, and wait for every engine to come back to its baseline."""
     endpoint = endpoint_of(deployment, proxy)
     if endpoint is None:

@@ -9,7 +9,15 @@ from pdgate.inventory import Deployment, Proxy
 from pdgate.plugin.run import Run
 from pdgate.rules.service import recovery_bound
 from pdgate.serving.exchange import (
-    Exchange, Settling, bad_request, cancelled_request, endpoint_of, first_request, observe, served_models, wait_for_baseline,
+    Exchange,
+    Settling,
+    bad_request,
+    cancelled_request,
+    endpoint_of,
+    first_request,
+    observe,
+    served_models,
+    wait_for_baseline,
 )  # fmt: skip
 from pdgate.serving.record import Record
 
@@ -55,9 +63,7 @@ def bound(deployment: Deployment, pdgate_run: Run) -> tuple[float, str]:
 
 
 @pytest.fixture(scope="session")
-def cancelled(
-    deployment: Deployment, front: Proxy, model: str, deadline_s: float, bound: tuple[float, str]
-) -> tuple[Record, Settling]:
+def cancelled(deployment: Deployment, front: Proxy, model: str, deadline_s: float, bound: tuple[float, str]) -> tuple[Record, Settling]:
     return cancelled_request(deployment, front, model, deadline_s, bound[0])
 
 

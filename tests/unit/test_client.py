@@ -23,7 +23,7 @@ def token(text: str, finish: str | None = None) -> str:
 
 
 WHOLE = json.dumps({"choices": [{"text": " a b", "finish_reason": "length"}]}).encode()
-METRICS = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine=\"0\"} 1.0\nvllm:num_requests_running{engine=\"1\"} 2.0\n"
+METRICS = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 1.0\nvllm:num_requests_running{engine="1"} 2.0\n'
 
 
 class Handler(BaseHTTPRequestHandler):

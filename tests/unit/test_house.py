@@ -33,7 +33,9 @@ def imports(path: Path) -> set[str]:
 
 
 def sources() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [path for name in listed.stdout.splitlines() if (path := ROOT / name).exists()]
 
 
@@ -47,7 +49,9 @@ def test_imports_run_downward() -> None:
 def test_only_the_plugin_room_knows_pytest() -> None:
     for path in (ROOT / "pdgate").rglob("*.py"):
         if "plugin" not in path.parts:
-            assert "pytest" not in {node.names[0].name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)}, path
+            assert "pytest" not in {node.names[0].name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)}, (
+                path
+            )
 
 
 def test_files_stay_under_400_lines() -> None:

@@ -129,7 +129,15 @@ def test_jump_hosts_ports_users_and_keys_reach_ssh() -> None:
         "ansible_ssh_common_args": "-J bastion -o ServerAliveInterval=30", "ansible_become": True, "ansible_become_user": "root",
     })  # fmt: skip
     text = ssh_config_text([connection], "/cm")
-    for line in ("HostName 10.0.0.1", "Port 2222", "User ops", "IdentityFile /k", "ProxyJump bastion", "ServerAliveInterval 30", "ControlPath /cm/%C"):
+    for line in (
+        "HostName 10.0.0.1",
+        "Port 2222",
+        "User ops",
+        "IdentityFile /k",
+        "ProxyJump bastion",
+        "ServerAliveInterval 30",
+        "ControlPath /cm/%C",
+    ):
         assert f"  {line}\n" in text
     assert text.count("ServerAliveInterval") == 1
     assert connection.testinfra_spec("/c") == "ssh://p0?sudo=true&sudo_user=root&ssh_config=/c&controlpersist=0"

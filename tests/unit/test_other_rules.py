@@ -170,7 +170,11 @@ def test_the_abort_variable_follows_the_version() -> None:
 
 def test_only_v1_from_0_20_on_reports_load_failures() -> None:
     v1, hybrid = CONNECTORS["MooncakeConnectorV1"], CONNECTORS["MooncakeHybridConnector"]
-    assert [v1.load_failures_reported(engine(versions={"vllm_ascend": version})) for version in ("0.18.0", "0.20.2rc1", "0.23.0")] == [False, True, True]
+    assert [v1.load_failures_reported(engine(versions={"vllm_ascend": version})) for version in ("0.18.0", "0.20.2rc1", "0.23.0")] == [
+        False,
+        True,
+        True,
+    ]
     assert not hybrid.load_failures_reported(engine())
     assert not v1.load_failures_reported(engine(versions={}))
 

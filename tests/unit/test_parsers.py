@@ -60,7 +60,10 @@ def test_lines_of_devices_that_ran_side_by_side_may_be_mixed() -> None:
 def test_npu_smi_of_a2_has_one_chip_a_row_pair() -> None:
     text = npu_smi_head([0, 1]) + "| 1       0                 | 4242          | VLLM::Worker             | 3512                    |\n"
     table = parse_npu_smi(text)
-    assert [(chip.npu, chip.phy_id, chip.health, chip.hbm_total_mb) for chip in table.chips] == [(0, None, "OK", 65536), (1, None, "OK", 65536)]
+    assert [(chip.npu, chip.phy_id, chip.health, chip.hbm_total_mb) for chip in table.chips] == [
+        (0, None, "OK", 65536),
+        (1, None, "OK", 65536),
+    ]
     assert [(process.npu, process.pid) for process in table.processes] == [(1, 4242)]
 
 

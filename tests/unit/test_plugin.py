@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,9 @@ SAVED = ROOT / "tests" / "fixtures" / "bundle"
 
 
 def pdgate(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
 
 
 def verdict(bundle: Path) -> dict[str, Any]:
@@ -162,7 +163,16 @@ def test_users_own_testinfra_tests_run_beside_ours(tmp_path: Path) -> None:
         "    prefill: {hosts: {p0: {pd_http_port: 7000}}}\n    decode: {hosts: {d0: {pd_http_port: 7001}}}\n"
     )
     (tmp_path / "test_mine.py").write_text("def test_shell(host):\n    assert host.run('echo hi').stdout.strip() == 'hi'\n")
-    run = pdgate(f"--hosts={tmp_path}/x.yaml", f"--bundle={tmp_path}/b", f"--confcutdir={ROOT}", f"--rootdir={ROOT}", "-p", "conftest", str(tmp_path / "test_mine.py"), "-v")
+    run = pdgate(
+        f"--hosts={tmp_path}/x.yaml",
+        f"--bundle={tmp_path}/b",
+        f"--confcutdir={ROOT}",
+        f"--rootdir={ROOT}",
+        "-p",
+        "conftest",
+        str(tmp_path / "test_mine.py"),
+        "-v",
+    )
     assert run.returncode == 0 and "test_shell[local] PASSED" in run.stdout, run.stdout + run.stderr
 
 
@@ -175,4 +185,4 @@ def test_the_page_and_the_junit_file_say_the_same(saved: Path, tmp_path: Path) -
     results = list((tmp_path / "b" / "allure-results").glob("*-result.json"))
     failed = [json.loads(path.read_text()) for path in results if '"failed"' in path.read_text()]
     assert len(results) > 100 and any(step["name"].startswith("d0: expected") for result in failed for step in result.get("steps", []))
-    assert os.path.exists(tmp_path / "b" / "allure-results" / "environment.properties")
+    assert (tmp_path / "b" / "allure-results" / "environment.properties").exists()

@@ -118,9 +118,7 @@ def test_http_and_rpc_ports_inside_the_group_collide() -> None:
     assert len(list(ports.apart_from_other_ports(one, deployment([one])))) == 2
 
 
-@given(
-    tp=st.integers(1, 8), dp=st.integers(1, 8), first=st.integers(0, 8), version=st.sampled_from(["0.13.0", "0.18.0", "0.23.0", "9.9"])
-)
+@given(tp=st.integers(1, 8), dp=st.integers(1, 8), first=st.integers(0, 8), version=st.sampled_from(["0.13.0", "0.18.0", "0.23.0", "9.9"]))
 def test_groups_of_consecutive_ranks_tile_without_gap_or_overlap(tp: int, dp: int, first: int, version: str) -> None:
     connector = CONNECTORS["MooncakeConnectorV1"]
     ranks = [

@@ -42,9 +42,14 @@ def parse_containers(text: str) -> list[Container]:
                 published.append((binding.get("HostIp") or "0.0.0.0", int(binding["HostPort"])))
         containers.append(
             Container(
-                id=identity, name=name.lstrip("/"), pid=int(pid), network=network, image=parts[-1], published=published,
+                id=identity,
+                name=name.lstrip("/"),
+                pid=int(pid),
+                network=network,
+                image=parts[-1],
+                published=published,
                 mounts=[mount.get("Destination", "") for mount in mounts_text or []],
-            )  # fmt: skip
+            )
         )
     return containers
 

@@ -89,9 +89,13 @@ def parse_processes(stats: str, cmdlines: str, identity: Identity) -> list[Proce
         pid = int(found[1])
         processes.append(
             Process(
-                pid=pid, ppid=int(rest[0]), comm=found[2], state=found[3], argv=argvs.get(pid, []),
+                pid=pid,
+                ppid=int(rest[0]),
+                comm=found[2],
+                state=found[3],
+                argv=argvs.get(pid, []),
                 started=identity.boot_time + int(rest[18]) / identity.hz,
-            )  # fmt: skip
+            )
         )
     if not processes:
         raise ParseError("no process in /proc/*/stat")
@@ -107,11 +111,9 @@ def parse_engines(text: str) -> tuple[list[EngineProcess], dict[str, Root], dict
     for line in text.splitlines():
         tag, _, rest = line.partition(" ")
         if tag == "@pid":
-            pid, mnt, net, exe = (rest.split(" ", 3) + [""])[:4]
+            pid, mnt, net, exe = ([*rest.split(" ", 3), ""])[:4]
             environment = {}
-            processes.append(
-                {"pid": int(pid), "mntns": mnt, "netns": net, "exe": exe, "cgroup": "", "environment": environment}
-            )
+            processes.append({"pid": int(pid), "mntns": mnt, "netns": net, "exe": exe, "cgroup": "", "environment": environment})
             roots.setdefault(mnt, {"packages": {}})
         elif tag == "@denied":
             processes.append({"pid": int(rest), "mntns": "", "netns": "", "exe": "", "cgroup": "", "readable": False})
