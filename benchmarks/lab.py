@@ -26,7 +26,6 @@ from pdgate.facts.shell import Shells
 from pdgate.inventory.connection import ssh_config_text
 
 ROOT = Path(__file__).resolve().parent.parent
-INVENTORY = ROOT / "inventories" / "lab.yaml"
 
 
 def show(what: str, values: list[float], unit: str) -> None:
@@ -96,15 +95,19 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     boots, memory = [], []
     for _ in range(rounds):
-        lab = start(INVENTORY, [])
+        lab = start("lab", [])
         boots.append(lab.seconds)
         memory.append(pss_mb(lab.pid))
         lab.stop()
     show("lab boot, p0 and d0, 8 engines, 16 workers, proxy", boots, "s")
     show("lab memory (PSS)", memory, "MB")
     show("acceptance run, lab boot included", [timed(acceptance) for _ in range(rounds)], "s")
-    show("set-up that finds everything done", [timed(lambda: subprocess.run(["make", "-s", "setup"], cwd=ROOT, check=True)) for _ in range(rounds)], "s")
-    lab = start(INVENTORY, [])
+    show(
+        "set-up that finds everything done",
+        [timed(lambda: subprocess.run(["make", "-s", "setup"], cwd=ROOT, check=True)) for _ in range(rounds)],
+        "s",
+    )
+    lab = start("lab", [])
     try:
         compare_probe(lab, rounds)
     finally:

@@ -6,11 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from lab.control import LabUnavailable, forget, kept, remember, start
+from lab.control import Lab, LabUnavailable, embedded, forget, kept, remember, start
 from lab.defects import load_all
 from lab.defects.registry import DEFECTS
-
-INVENTORY = Path(__file__).resolve().parent.parent / "inventories" / "lab.yaml"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,8 +16,10 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True)
     up = actions.add_parser("up", help="start a lab and leave it running; pytest --hosts=lab then uses it")
     up.add_argument("--lab-defect", action="append", default=[], metavar="NAME")
-    actions.add_parser("down", help="stop it")
-    actions.add_parser("status", help="say whether one runs, and how to reach it")
+    down = actions.add_parser("down", help="stop it")
+    status = actions.add_parser("status", help="say whether one runs, and how to reach it")
+    for action in (up, down, status):
+        action.add_argument("name", nargs="?", default="lab", choices=sorted(embedded()), help="which embedded deployment (lab)")
     defects = actions.add_parser("defects", help="list the defects the lab can have")
     defects.add_argument("--json", action="store_true")
     parser.set_defaults(run=_run)
@@ -30,44 +30,48 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    lab = kept()
+    lab = kept(args.name)
     if lab is not None:
-        print(f"a lab is up already (pid {lab.pid}); 'pdgate lab down' stops it")
+        print(f"{args.name} is up already (pid {lab.pid}); 'pdgate lab down {args.name}' stops it")
         return 1
     try:
-        lab = start(INVENTORY, args.lab_defect, keep=True)
+        lab = start(args.name, args.lab_defect, keep=True)
     except LabUnavailable as error:
         print(f"error: {error}")
         return 4
-    remember(lab)
-    print(f"lab up in {lab.seconds:.1f} s")
+    remember(args.name, lab)
+    print(f"{args.name} up in {lab.seconds:.1f} s")
     return _status(args)
 
 
 def _down(args: argparse.Namespace) -> int:
-    lab = kept()
-    forget()
+    lab = kept(args.name)
+    forget(args.name)
     if lab is None:
-        print("no lab is up")
+        print(f"{args.name} is not up")
         return 0
     lab.stop()
-    print("lab down")
+    print(f"{args.name} down")
     return 0
 
 
 def _status(args: argparse.Namespace) -> int:
-    lab = kept()
+    lab = kept(args.name)
     if lab is None:
-        print("no lab is up; 'pdgate lab up' starts one")
+        print(f"{args.name} is not up; 'pdgate lab up {args.name}' starts it")
         return 1
+    _show(args.name, lab)
+    return 0
+
+
+def _show(name: str, lab: Lab) -> None:
     inside = f"nsenter --net=/proc/{lab.pid}/ns/net"
     folder = Path(lab.inventory).parent
     print(f"hosts:     {', '.join(lab.hosts)}   defects: {', '.join(lab.defects) or 'none'}   keeper: pid {lab.pid}")
     print(f"inventory: {lab.inventory}")
-    print("judge it:  pytest --hosts=lab")
-    print(f"ask it:    {inside} curl -s http://10.77.0.11:1999/healthcheck")
+    print(f"judge it:  pytest --hosts={name}")
+    print(f"ask it:    {inside} curl -s http://10.77.0.11:1999/v1/models")
     print(f"log in:    {inside} ssh -i {folder}/key -o UserKnownHostsFile={folder}/known_hosts root@10.77.0.11")
-    return 0
 
 
 def _defects(args: argparse.Namespace) -> int:

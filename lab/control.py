@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from lab.requirements import missing
 
 ROOT = Path(__file__).resolve().parent.parent
-STATE = ROOT / ".cache" / "lab.json"
 CLONE_NEWNET = 0x40000000
 
 
@@ -69,7 +69,16 @@ def _start_ticks(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
-def start(inventory: Path, defects: list[str], phase: str = "after", keep: bool = False, settings: dict[str, Any] | None = None) -> Lab:
+def embedded() -> dict[str, str]:
+    """Names `--hosts` starts a lab for, with the planner of each: entry points of the group `pdgate.labs`."""
+    return {entry.name: entry.value for entry in entry_points(group="pdgate.labs")}
+
+
+def inventory_of(name: str) -> Path:
+    return ROOT / "inventories" / f"{name}.yaml"
+
+
+def start(name: str, defects: list[str], phase: str = "after", keep: bool = False, settings: dict[str, Any] | None = None) -> Lab:
     """Boot a lab and wait until it is up; raises LabUnavailable."""
     lacking = missing()
     if lacking:
@@ -79,7 +88,7 @@ def start(inventory: Path, defects: list[str], phase: str = "after", keep: bool 
         cwd=ROOT, start_new_session=True,
     )  # fmt: skip
     assert keeper.stdin and keeper.stdout and keeper.stderr
-    orders = {"inventory": str(inventory.absolute()), "defects": defects, "phase": phase, "keep": keep, "parent": os.getpid(),
+    orders = {"inventory": str(inventory_of(name)), "planner": embedded()[name], "defects": defects, "phase": phase, "keep": keep, "parent": os.getpid(),
               "settings": settings or {}}  # fmt: skip
     keeper.stdin.write(json.dumps(orders) + "\n")
     keeper.stdin.close()
@@ -94,18 +103,22 @@ def start(inventory: Path, defects: list[str], phase: str = "after", keep: bool 
     return Lab(answer["pid"], _start_ticks(answer["pid"]), answer["inventory"], answer["hosts"], answer["defects"], answer["seconds"])
 
 
-def kept() -> Lab | None:
-    """The lab `pdgate lab up` has left running, or None."""
-    if not STATE.exists():
+def _state(name: str) -> Path:
+    return ROOT / ".cache" / f"lab-{name}.json"
+
+
+def kept(name: str) -> Lab | None:
+    """The lab `pdgate lab up NAME` has left running, or None."""
+    if not _state(name).exists():
         return None
-    lab = Lab(**json.loads(STATE.read_text()))
+    lab = Lab(**json.loads(_state(name).read_text()))
     return lab if lab.alive else None
 
 
-def remember(lab: Lab) -> None:
-    STATE.parent.mkdir(exist_ok=True)
-    STATE.write_text(json.dumps(asdict(lab)))
+def remember(name: str, lab: Lab) -> None:
+    _state(name).parent.mkdir(exist_ok=True)
+    _state(name).write_text(json.dumps(asdict(lab)))
 
 
-def forget() -> None:
-    STATE.unlink(missing_ok=True)
+def forget(name: str) -> None:
+    _state(name).unlink(missing_ok=True)

@@ -22,22 +22,25 @@ from lab.plan import HostPlan
 from lab.tools import DOCKER, HCCN_TOOL, NPU_SMI, docker_entry, docker_state, npu_smi_head
 
 PYTHON = Path("/usr/local/python3.11")
+LISTENER = Path(__file__).with_name("listener.py").resolve()
 
 
 def make_root(upper: Path, binds: list[str]) -> Path:
-    """Overlay the machine's root into `upper`/root and mount what a root needs; returns it."""
+    """Overlay the machine's root into `upper`/root and mount what a root needs, and `binds` (the lab's own code); returns it."""
     root = upper / "root"
     for name in ("upper", "work", "root"):
         (upper / name).mkdir(parents=True, exist_ok=True)
     _mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={upper}/upper,workdir={upper}/work", str(root))
-    for path in binds:  # on file systems of their own, so not part of the machine's root
-        (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        _mount("--rbind", path, str(root / path.lstrip("/")))
     _mount("-t", "proc", "proc", str(root / "proc"))
     _mount("--rbind", "/dev", str(root / "dev"))
     for path in ("tmp", "dev/shm", "run"):
         _mount("-t", "tmpfs", "tmpfs", str(root / path))
     (root / "tmp").chmod(0o1777)
+    for path in binds:
+        inside = root / path.lstrip("/")
+        if not inside.is_dir() or not any(inside.iterdir()):  # on a file system of its own, or under a folder just covered
+            inside.mkdir(parents=True, exist_ok=True)
+            _mount("--bind", path, str(inside))
     return root
 
 
@@ -67,7 +70,8 @@ def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
     for path, text in files.items():
         _write(path, text)
     _write("/var/log/pd/.keep", "")
-    _python()
+    if plan.emulated:
+        _python()
     for package, version in plan.packages.items():
         info = PYTHON / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / f"{package}-{version}.dist-info"
         _write(str(info / "METADATA"), f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -160,7 +164,8 @@ class Init:
 
     def __init__(self, plan: HostPlan) -> None:
         self.plan = plan
-        self.env = {"PATH": f"{PYTHON}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/root",
+        own = ":".join(plan.path or [f"{PYTHON}/bin"])
+        self.env = {"PATH": f"{own}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/home/root",
                     "PYTHONDONTWRITEBYTECODE": "1", **_faketime(plan.clock_offset_s)}  # fmt: skip
         self.container: int | None = None
 
@@ -171,7 +176,7 @@ class Init:
     def services(self, after_engines: bool) -> None:
         for listener in self.plan.listeners:
             if listener.after_engines == after_engines:
-                self.spawn([f"{PYTHON}/bin/python3", "-m", "lab.listener", listener.name, listener.address, str(listener.port)])
+                self.spawn([sys.executable, str(LISTENER), listener.name, listener.address, str(listener.port)])
 
     def launch(self) -> None:
         """Start the container and, in it, the launch script."""

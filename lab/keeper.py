@@ -7,6 +7,7 @@ Reads one JSON line of orders on stdin, answers one JSON line when the lab is up
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import pickle
@@ -16,19 +17,21 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import requests
 import yaml
 
 from lab.defects.registry import Defect, find_defects
-from lab.plan import HostPlan, LabPlan, plan_lab
+from lab.plan import HostPlan, LabPlan
 from pdgate.deployment import open_deployment
 from pdgate.inventory.model import Engine
 
 CLONE_NEWNS, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x40000000, 1
 DIR = Path("/run/pdlab")
-START_S = 40.0
+SSHD_S = 20.0
 BRIDGE = "pdlab0"
 
 
@@ -98,7 +101,7 @@ class HostProcess:
         self.upper = DIR / "hosts" / plan.name
         self.upper.mkdir(parents=True)
         (self.upper / "plan").write_bytes(pickle.dumps(plan))
-        spec = {"plan": str(self.upper / "plan"), "upper": str(self.upper), "keys": keys, "binds": foreign_mounts()}
+        spec = {"plan": str(self.upper / "plan"), "upper": str(self.upper), "keys": keys, "binds": own_code()}
         (self.upper / "spec.json").write_text(json.dumps(spec))
         (self.upper / "spec.json").chmod(0o600)
         argv = ["nsenter", f"--net=/run/netns/{plan.name}", "setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--mount", "--uts",
@@ -125,10 +128,9 @@ class HostProcess:
         return log.is_file() and "failed to start" in log.read_text(errors="replace")
 
 
-def foreign_mounts() -> list[str]:
-    """Folders the lab's code needs that are not on the machine's root file system."""
-    needed = [Path(__file__).resolve().parent.parent, Path(sys.prefix), Path(sys.base_prefix)]
-    return sorted({str(path) for path in needed if path.stat().st_dev != Path("/").stat().st_dev})
+def own_code() -> list[str]:
+    """Folders the lab's programs run from; outermost first."""
+    return sorted({str(path) for path in (Path(__file__).resolve().parent.parent, Path(sys.prefix), Path(sys.base_prefix))})
 
 
 def boot(plan: LabPlan) -> list[HostProcess]:
@@ -138,33 +140,52 @@ def boot(plan: LabPlan) -> list[HostProcess]:
     for host in hosts:
         host.wait_for("up")
     for host in hosts:
-        _wait(lambda host=host: _accepts(host.plan.address, 22), f"sshd of {host.plan.name}")  # type: ignore[misc]
+        _wait(partial(_accepts, host.plan.address, 22), f"sshd of {host.plan.name}", SSHD_S)
     if not plan.with_engines:
         return hosts
-    by_name = {host.plan.name: host for host in hosts}
     serves_p = [host for host in hosts if any(entry.engine.serves_prefill for entry in host.plan.engines)]
     rest = [host for host in hosts if host not in serves_p and host.plan.engines]
     for group in (serves_p, rest) if plan.prefill_first else (rest, serves_p):
         for host in group:
             host.order("launch")
-        if plan.prefill_first or group is serves_p:
-            _wait_engines(plan, group, by_name)
-    _wait_engines(plan, hosts, by_name)
+        if plan.prefill_first:
+            _wait_engines(plan, group)
+    _wait_engines(plan, hosts)
     for host in hosts:
         host.order("services")
         host.order("proxy")
     for host in hosts:
         if host.plan.proxy_port:
-            _wait(lambda host=host: _accepts(host.plan.address, host.plan.proxy_port), f"the proxy on {host.plan.name}")  # type: ignore[misc]
+            _wait_or_go_on(plan, partial(_accepts, host.plan.address, host.plan.proxy_port), f"the proxy on {host.plan.name}")
     return hosts
 
 
-def _wait_engines(plan: LabPlan, hosts: list[HostProcess], by_name: dict[str, HostProcess]) -> None:
+def _wait_engines(plan: LabPlan, hosts: list[HostProcess]) -> None:
     for host in hosts:
         for entry in host.plan.engines:
             if entry.started:
                 engine = entry.engine
-                _wait(lambda h=host, e=engine: _accepts(h.plan.address, e.http_port) or h.failed_to_start(e), f"engine {engine.name}")  # type: ignore[misc]
+                _wait_or_go_on(plan, partial(_settled, host, engine), f"engine {engine.name}")
+                if plan.warm_up and _accepts(host.plan.address, engine.http_port):
+                    _warm_up(f"http://{host.plan.address}:{engine.http_port}", str(engine.model), plan.up_within_s)
+
+
+def _settled(host: HostProcess, engine: Engine) -> bool:
+    return _accepts(host.plan.address, engine.http_port) or host.failed_to_start(engine)
+
+
+def _wait_or_go_on(plan: LabPlan, ready: Callable[[], bool], what: str) -> None:
+    try:
+        _wait(ready, what, plan.up_within_s)
+    except LabError:
+        if not plan.tolerate_down:
+            raise
+
+
+def _warm_up(url: str, model: str, seconds: float) -> None:
+    """The first forward of a real engine on this machine takes seconds; requests that are measured come later."""
+    body = {"model": model, "prompt": "warm up", "max_tokens": 3, "temperature": 0}
+    requests.post(f"{url}/v1/completions", json=body, timeout=seconds)
 
 
 def _accepts(address: str, port: int | None) -> bool:
@@ -173,11 +194,11 @@ def _accepts(address: str, port: int | None) -> bool:
         return probe.connect_ex((address, port or 0)) == 0
 
 
-def _wait(ready: Any, what: str) -> None:
-    deadline = time.monotonic() + START_S
+def _wait(ready: Callable[[], bool], what: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
-            raise LabError(f"{what} did not come up within {START_S:g} s")
+            raise LabError(f"{what} did not come up within {seconds:g} s")
         time.sleep(0.02)
 
 
@@ -192,7 +213,8 @@ def main() -> None:
         enter_own_namespaces()
         defects = find_defects(orders["defects"])
         inventory = write_inventory(Path(orders["inventory"]), defects, os.getpid())
-        plan = plan_lab(open_deployment(str(inventory)))
+        module, _, function = orders["planner"].partition(":")
+        plan: LabPlan = getattr(importlib.import_module(module), function)(open_deployment(str(inventory)))
         plan.with_engines = orders["phase"] == "after"
         for name, values in orders.get("settings", {}).items():
             for host in plan.hosts.values():
@@ -200,7 +222,7 @@ def main() -> None:
         for defect in defects:
             defect.change(plan)
         hosts = boot(plan)
-    except (LabError, KeyError, ValueError, RuntimeError, OSError) as error:
+    except (LabError, KeyError, ValueError, RuntimeError, OSError, requests.exceptions.RequestException) as error:
         print(json.dumps({"error": str(error.args[0] if isinstance(error, KeyError) else error)}), flush=True)
         return
     answer = {"pid": os.getpid(), "inventory": f"/proc/{os.getpid()}/root{inventory}", "seconds": round(time.monotonic() - start, 2),

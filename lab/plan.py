@@ -24,12 +24,13 @@ class EnginePlan:
     env: dict[str, str] = field(default_factory=dict)
     started: bool = True
     in_container: bool = True
+    model_path: str | None = None
 
     def command(self) -> str:
         env = "".join(f"{key}={value} " for key, value in self.env.items())
         flags = " ".join(f"--{key} {value}" for key, value in self.args.items())
         config = json.dumps(self.kv_config)
-        return f"{env}vllm serve {MODELS}/{self.engine.model} {flags} --kv-transfer-config '{config}' >> {self.engine.log} 2>&1 &"
+        return f"{env}vllm serve {self.model_path or f'{MODELS}/{self.engine.model}'} {flags} --kv-transfer-config '{config}' >> {self.engine.log} 2>&1 &"
 
 
 @dataclass
@@ -76,6 +77,8 @@ class HostPlan:
     packages: dict[str, str] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     launch: str = "/opt/pd/start.sh"
+    emulated: bool = True
+    path: list[str] = field(default_factory=list)  # where its programs are; default: the lab's own vllm
     proxy_command: str | None = None
     proxy_log: str | None = None
     proxy_port: int | None = None
@@ -104,6 +107,10 @@ class LabPlan:
     hosts: dict[str, HostPlan]
     prefill_first: bool = True
     with_engines: bool = True
+    up_within_s: float = 40.0
+    # Engines that do not come up in that time are what a defect is about, not a reason to give up.
+    tolerate_down: bool = False
+    warm_up: bool = False
 
     def host_of(self, name: str) -> HostPlan:
         """The plan of the machine an inventory name lives on."""

@@ -1,14 +1,11 @@
-"""`--hosts=lab`: starts the embedded lab (or uses the kept one), enters its network, and hands its inventory on."""
+"""`--hosts=lab` (or real, real-hybrid …): starts the embedded lab or uses the kept one, enters its network, hands its inventory on."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from lab.control import Lab, LabUnavailable, kept, start
+from lab.control import Lab, LabUnavailable, embedded, inventory_of, kept, start
 
-ROOT = Path(__file__).resolve().parent.parent
 LAB_KEY = pytest.StashKey[Lab]()
 
 
@@ -22,18 +19,18 @@ def pytest_configure(config: pytest.Config) -> None:
     defects = config.getoption("lab_defect")
     if hasattr(config, "workerinput"):
         return
-    if config.getoption("hosts") != "lab":
+    name = config.getoption("hosts")
+    if name not in embedded():
         if defects:
             raise pytest.UsageError("--lab-defect plants a defect in the embedded lab; it needs --hosts=lab")
         return
-    inventory = ROOT / "inventories" / "lab.yaml"
     if config.getoption("collectonly"):
-        config.option.hosts = str(inventory)
+        config.option.hosts = str(inventory_of(name))
         return
     try:
-        lab = None if defects or config.getoption("phase") == "before" else kept()
+        lab = None if defects or config.getoption("phase") == "before" else kept(name)
         if lab is None:
-            lab = start(inventory, defects, phase=config.getoption("phase"))
+            lab = start(name, defects, phase=config.getoption("phase"))
             config.add_cleanup(lab.stop)
         lab.join()
     except LabUnavailable as error:

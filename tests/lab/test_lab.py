@@ -15,7 +15,6 @@ from lab.control import Lab, start
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("lab")]
 ROOT = Path(__file__).resolve().parent.parent.parent
-INVENTORY = ROOT / "inventories" / "lab.yaml"
 
 
 def judge(*args: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +58,7 @@ def machine_traces() -> set[str]:
 
 def test_nothing_is_left_after_the_owner_is_killed() -> None:
     before = machine_traces()
-    code = f"from pathlib import Path\nfrom lab.control import start\nimport time\nstart(Path({str(INVENTORY)!r}), [])\nprint('up', flush=True)\ntime.sleep(60)"
+    code = "from lab.control import start\nimport time\nstart('lab', [])\nprint('up', flush=True)\ntime.sleep(60)"
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout and owner.stdout.readline().strip() == "up"
     family = {pid: processes().get(pid) for pid in below(owner.pid)}
@@ -77,7 +76,7 @@ def test_nothing_is_left_after_the_owner_is_killed() -> None:
 
 @pytest.fixture(scope="module")
 def lab() -> Lab:
-    lab = start(INVENTORY, [])
+    lab = start("lab", [])
     yield lab
     lab.stop()
 
@@ -116,8 +115,8 @@ def written(lab: Lab, host: str) -> dict[str, tuple[float, int]]:
 def test_an_acceptance_run_writes_nothing_on_a_host() -> None:
     """Traced from outside: every byte a lab host writes lies in its overlay's upper layer or one of its tmpfs."""
     code = (
-        "import sys, pytest\nfrom pathlib import Path\nfrom lab.control import start\nfrom tests.lab.test_lab import INVENTORY, written\n"
-        "lab = start(INVENTORY, [])\nbefore = {h: written(lab, h) for h in lab.hosts}\nlab.join()\n"
+        "import sys, pytest\nfrom pathlib import Path\nfrom lab.control import start\nfrom tests.lab.test_lab import written\n"
+        "lab = start('lab', [])\nbefore = {h: written(lab, h) for h in lab.hosts}\nlab.join()\n"
         "code = pytest.main(['--hosts=' + lab.inventory, '--bundle=' + sys.argv[1], '-q', '-p', 'no:cacheprovider'])\n"
         "after = {h: written(lab, h) for h in lab.hosts}\n"
         "print('CODE', int(code)); print('CHANGED', sorted(set(after['p0'].items()) ^ set(before['p0'].items())) + "
