@@ -31,7 +31,7 @@ from pdgate.inventory.model import Engine
 
 CLONE_NEWNS, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x40000000, 1
 DIR = Path("/run/pdlab")
-SSHD_S = 20.0
+SSHD_S, PROXY_S = 20.0, 60.0
 BRIDGE = "pdlab0"
 
 
@@ -122,6 +122,16 @@ class HostProcess:
         self.process.stdin.flush()
         self.wait_for("done")
 
+    def last_line(self, log: str | None) -> Callable[[], str]:
+        """Reads the last line of a log of the host when called."""
+
+        def read() -> str:
+            path = self.upper / "upper" / (log or "nowhere").lstrip("/")
+            lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+            return lines[-1][:300] if lines else f"(no {log})"
+
+        return read
+
     def failed_to_start(self, engine: Engine) -> bool:
         """Whether the engine has said that it will not come up."""
         log = self.upper / "upper" / (engine.log or "").lstrip("/")
@@ -156,7 +166,8 @@ def boot(plan: LabPlan) -> list[HostProcess]:
         host.order("proxy")
     for host in hosts:
         if host.plan.proxy_port:
-            _wait_or_go_on(plan, partial(_accepts, host.plan.address, host.plan.proxy_port), f"the proxy on {host.plan.name}")
+            ready = partial(_accepts, host.plan.address, host.plan.proxy_port)
+            _wait_or_go_on(plan, ready, f"the proxy on {host.plan.name}", PROXY_S, host.last_line(host.plan.proxy_log))
     return hosts
 
 
@@ -165,7 +176,7 @@ def _wait_engines(plan: LabPlan, hosts: list[HostProcess]) -> None:
         for entry in host.plan.engines:
             if entry.started:
                 engine = entry.engine
-                _wait_or_go_on(plan, partial(_settled, host, engine), f"engine {engine.name}")
+                _wait_or_go_on(plan, partial(_settled, host, engine), f"engine {engine.name}", plan.up_within_s, host.last_line(engine.log))
                 if plan.warm_up and _accepts(host.plan.address, engine.http_port):
                     _warm_up(f"http://{host.plan.address}:{engine.http_port}", str(engine.model), plan.up_within_s)
 
@@ -174,12 +185,12 @@ def _settled(host: HostProcess, engine: Engine) -> bool:
     return _accepts(host.plan.address, engine.http_port) or host.failed_to_start(engine)
 
 
-def _wait_or_go_on(plan: LabPlan, ready: Callable[[], bool], what: str) -> None:
+def _wait_or_go_on(plan: LabPlan, ready: Callable[[], bool], what: str, seconds: float, last_line: Callable[[], str]) -> None:
     try:
-        _wait(ready, what, plan.up_within_s)
-    except LabError:
+        _wait(ready, what, seconds)
+    except LabError as error:
         if not plan.tolerate_down:
-            raise
+            raise LabError(f"{error}; its log ends: {last_line()}") from None
 
 
 def _warm_up(url: str, model: str, seconds: float) -> None:

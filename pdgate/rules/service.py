@@ -113,12 +113,9 @@ def decode_went_from_waiting_to_generating(deployment: Deployment, exchange: Exc
     generated = {e.name: _delta(exchange, e.name, "generated_tokens") for e in decoders}
     if all(value is None for value in generated.values()):
         raise UnknownFact("no decode engine counts generated tokens; " + "; ".join(exchange.unknown.values()))
-    stuck = {
-        engine.name: f"waiting {sample.waiting or 0:g}, running {sample.running or 0:g}"
-        for engine in decoders
-        if (sample := exchange.after.get(engine.name)) is not None
-        and ((sample.waiting or 0) > (exchange.before[engine.name].waiting or 0) or (sample.running or 0) > (exchange.before[engine.name].running or 0))
-    }  # fmt: skip
+    # KV that D still holds counts too: once the client has left, a stuck request shows neither as waiting nor as running.
+    after = {engine.name: exchange.after[engine.name] for engine in decoders if engine.name in exchange.after}
+    stuck = unsettled({name: exchange.before[name] for name in after if name in exchange.before}, after)
     for name, state in stuck.items():
         yield Finding(
             target=name, expected="the request has left the engine", seen=state,
