@@ -80,7 +80,7 @@ def _defects(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([
             {"name": entry.name, "summary": entry.summary, "trips": sorted(entry.trips), "invalid": sorted(entry.invalid),
-             "phase": entry.phase, "reference": entry.reference} for entry in entries
+             "phase": entry.phase, "reference": entry.reference, "run": list(entry.run)} for entry in entries
         ], indent=1))  # fmt: skip
         return 0
     for entry in entries:

@@ -32,6 +32,7 @@ def make_root(upper: Path, binds: list[str]) -> Path:
         (upper / name).mkdir(parents=True, exist_ok=True)
     _mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={upper}/upper,workdir={upper}/work", str(root))
     _mount("-t", "proc", "proc", str(root / "proc"))
+    _mount("-t", "sysfs", "-o", "ro", "sysfs", str(root / "sys"))  # of this host's network; lscpu needs it too
     _mount("--rbind", "/dev", str(root / "dev"))
     for path in ("tmp", "dev/shm", "run"):
         _mount("-t", "tmpfs", "tmpfs", str(root / path))

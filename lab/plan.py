@@ -12,6 +12,7 @@ from pdgate.inventory.model import Deployment, Engine
 HEALTHY_ZONE = "Asia/Shanghai"
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 MODELS = "/models"
+OWN_VLLM = "/usr/local/python3.11/bin"
 
 
 @dataclass
@@ -70,6 +71,7 @@ class HostPlan:
     engines: list[EnginePlan] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     script_head: list[str] = field(default_factory=list)
+    script_tail: list[str] = field(default_factory=list)
     listeners: list[ListenerPlan] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     devices: dict[int, DeviceState] = field(default_factory=dict)
@@ -89,9 +91,10 @@ class HostPlan:
 
     def script(self) -> str:
         lines = ["#!/bin/bash", f"# Starts the engines of {self.name}, one per DP rank.", "mkdir -p /var/log/pd", *self.script_head]
+        lines.append(f"export PATH={':'.join(self.path or [OWN_VLLM])}:$PATH")
         lines += [f"export {key}={value}" for key, value in self.env.items()]
         lines += [plan.command() for plan in self.engines if plan.started and plan.in_container]
-        return "\n".join([*lines, "wait", ""])
+        return "\n".join([*lines, *self.script_tail, "wait", ""])
 
     def stray_script(self) -> str | None:
         """Engines somebody started beside the container."""

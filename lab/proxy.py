@@ -56,6 +56,7 @@ class Proxy:
         self.decoders = [Instance(url, next(ordinals)) for url in decoders]
         self.settings = settings
         self.requests = 0
+        self.engine_ids: dict[int, str] = {}
         self.session: aiohttp.ClientSession | None = None
 
     async def start(self, app: web.Application) -> None:
@@ -104,6 +105,8 @@ class Proxy:
         except aiohttp.ClientError as error:
             log.error("Error occurred in disagg prefill proxy server - %s endpoint: %s", request.path.removeprefix("/v1"), error)
             return web.Response(status=500, text="Internal Server Error")
+        if params and "keeps_old_engine_id" in self.settings.misbehave:
+            params["remote_engine_id"] = self.engine_ids.setdefault(params["remote_port"], params["remote_engine_id"])
         forwarded = dict(body)
         if params and "kv_params_dropped" not in self.settings.misbehave:
             forwarded["kv_transfer_params"] = params

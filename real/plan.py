@@ -29,7 +29,6 @@ def plan_real(deployment: Deployment) -> LabPlan:
     plan = plan_lab(deployment)
     plan.up_within_s = UP_WITHIN_S
     plan.warm_up = True
-    plan.tolerate_down = True
     for host in plan.hosts.values():
         host.path = [str(HOME / "venv" / "bin")]
         host.emulated = False

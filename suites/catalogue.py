@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import pkgutil
 
+import chaos.experiments
 import suites
 from pdgate.plugin.check import REGISTRY, CheckInfo
 
 
 def all_checks() -> dict[str, CheckInfo]:
-    """Every check of the suites by id."""
-    for module in pkgutil.walk_packages(suites.__path__, "suites."):
+    """Every check of the suites and the experiments by id."""
+    rooms = [pkgutil.walk_packages(suites.__path__, "suites."), pkgutil.walk_packages(chaos.experiments.__path__, "chaos.experiments.")]
+    for module in itertools.chain(*rooms):
         if module.name.rpartition(".")[2].startswith("test_"):
             importlib.import_module(module.name)
     return dict(sorted(REGISTRY.items()))

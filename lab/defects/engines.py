@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from lab.defects.registry import defect
 from lab.plan import LabPlan
 
@@ -51,3 +53,14 @@ def variables_nobody_reads(plan: LabPlan) -> None:
 def the_transfer_timeout_is_below_the_rdma_retries(plan: LabPlan) -> None:
     """ASCEND_TRANSFER_TIMEOUT is 500 ms while RDMA alone retries for longer."""
     plan.host_of("d0").env["ASCEND_TRANSFER_TIMEOUT"] = "500"
+
+
+@defect("orphaned-engine", trips={"engines.orphans"}, reference="real-engines: kill -9 of the API server alone")
+def an_engine_core_outlived_its_api_server(plan: LabPlan) -> None:
+    """An undeclared engine was started on d0 and only its API server was killed: core and workers live on."""
+    host = plan.host_of("d0")
+    stray = copy.deepcopy(plan.engine("d0/dp3"))
+    stray.args |= {"port": "7900", "data-parallel-rank": "9"}
+    stray.kv_config["kv_port"] = "28200"
+    stray.engine = stray.engine.model_copy(update={"log": "/var/log/pd/stray.log"})
+    host.script_tail += [stray.command(), "stray=$!", "(sleep 2; kill -9 $stray) &"]

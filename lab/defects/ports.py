@@ -6,6 +6,7 @@ from typing import Any
 
 from lab.defects.registry import defect
 from lab.plan import ContainerPlan, LabPlan, ListenerPlan
+from pdgate.connectors import connector_of
 
 R1 = "field report R1"
 # A request through P's first engine fails: what it was to prove cannot be judged.
@@ -31,7 +32,12 @@ def grafana_takes_a_port_in_the_middle_of_the_group(plan: LabPlan) -> None:
     host.listeners.append(ListenerPlan("grafana", "0.0.0.0", 28003, after_engines=True))
 
 
-@defect("grafana-on-the-first-port", trips={"ports.group.owned", "service.request.golden", "service.request.generated"}, invalid=NO_ANSWER, reference=R1)
+@defect(
+    "grafana-on-the-first-port",
+    trips={"ports.group.owned", "service.request.golden", "service.request.generated"},
+    invalid=NO_ANSWER,
+    reference=R1,
+)
 def grafana_takes_the_first_port_of_the_group(plan: LabPlan) -> None:
     """Grafana owns the first port of P's group: D asks a web server for KV, and requests fail."""
     host = plan.host_of("p0")
@@ -48,7 +54,10 @@ def grafana_listens_before_the_engines_start(plan: LabPlan) -> None:
 @defect("engine-lost-its-port", trips={"ports.group.owned", "engines.running"}, reference="vllm-ascend#8938")
 def an_engine_cannot_bind_and_dies(plan: LabPlan) -> None:
     """Grafana was there first: the worker of P's last rank cannot bind, and its engine dies at start."""
-    plan.host_of("p0").listeners.append(ListenerPlan("grafana", "0.0.0.0", 28007))
+    last = [engine for engine in plan.deployment.engines if engine.role == "prefill"][-1]
+    port = connector_of(last.connector).port_group(last)[-1].port
+    plan.host_of(last.host).listeners.append(ListenerPlan("grafana", "0.0.0.0", port))
+    plan.tolerate_down = True
 
 
 @defect(

@@ -24,6 +24,7 @@ class Defect:
     change: Callable[[LabPlan], None]
     edit: Callable[[Inventory], None]
     reference: str = field(default="")
+    run: tuple[str, ...] = ("suites",)  # what to run to see it
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -37,12 +38,13 @@ def defect(
     phase: Literal["before", "after"] = "after",
     edit: Callable[[Inventory], None] = lambda inventory: None,
     reference: str = "",
+    run: tuple[str, ...] = ("suites",),
 ) -> Callable[[Callable[[LabPlan], None]], Callable[[LabPlan], None]]:
     """Register a change of the plan as a defect; its docstring is the summary. `edit` changes the inventory first."""
 
     def register(change: Callable[[LabPlan], None]) -> Callable[[LabPlan], None]:
         assert change.__doc__, f"defect {name} needs a docstring: it is the summary"
-        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference)
+        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run)
         return change
 
     return register

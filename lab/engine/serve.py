@@ -44,12 +44,13 @@ def _core(args: dict[str, str], config: dict[str, Any], settings: Settings, api:
     base = int(config.get("kv_port", 14579)) + dp_rank * tp
     binds = config.get("kv_role") in BINDING_ROLES.get(config.get("kv_connector", ""), ("kv_producer",))
     visible = [int(device) for device in os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "0").split(",")]
+    engine_id = f"{config.get('engine_id', '0')}-{uuid.uuid4().hex}"
     ends = []
     for rank in range(tp):
         mine, theirs = socket.socketpair()
         spec = WorkerSpec(
             f"Worker{suffix}" + (f"_TP{rank}" if tp > 1 else ""), rank, tp, visible[rank % len(visible)], host_ip,
-            base + rank if binds else None, int(os.environ.get("ASCEND_BASE_PORT", "20000")),
+            base + rank if binds else None, int(os.environ.get("ASCEND_BASE_PORT", "20000")), engine_id,
         )  # fmt: skip
         if os.fork() == 0:
             mine.close()
@@ -60,10 +61,11 @@ def _core(args: dict[str, str], config: dict[str, Any], settings: Settings, api:
         theirs.close()
         ends.append(mine)
     core = CoreSpec(
-        name=f"EngineCore{suffix}", engine_id=f"{config.get('engine_id', '0')}-{uuid.uuid4().hex}", dp_rank=dp_rank, tp_size=tp,
+        name=f"EngineCore{suffix}", engine_id=engine_id, dp_rank=dp_rank, tp_size=tp,
         role=config.get("kv_role", ""), host_ip=host_ip, side_channel=base,
         abort_timeout_s=float(os.environ.get("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "480")), transfer_timeout_s=_transfer_timeout(),
         load_failure_policy=config.get("kv_load_failure_policy", "fail"),
+        swallows_failed_pulls=config.get("kv_connector") == "MooncakeHybridConnector" or "swallow_failed_pulls" in settings.misbehave,
     )  # fmt: skip
     asyncio.run(_run_core(core, settings, api, [Pipe(end) for end in ends]))
 

@@ -44,6 +44,7 @@ class WorkerSpec:
     host_ip: str
     listen_port: int | None  # its port of the group, where its role binds one
     adxl_base: int
+    engine_id: str
 
 
 class Worker:
@@ -54,6 +55,8 @@ class Worker:
         self.context = zmq.asyncio.Context()
         self.block_bytes = settings.block_size * settings.kv_bytes_per_token // spec.tp_size
         self.rpc_port = self.data_port = 0
+        self.metas: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self.signals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         setproctitle.setproctitle(f"VLLM::{self.spec.name}")
@@ -131,7 +134,7 @@ class Worker:
             identity, payload = frames
             message = msgspec.msgpack.decode(payload)
             if message[0] == b"get_meta_msg":
-                meta = {"engine_id": "lab", "te_rpc_port": self.rpc_port, "num_blocks": self.settings.num_blocks,
+                meta = {"engine_id": self.spec.engine_id, "te_rpc_port": self.rpc_port, "num_blocks": self.settings.num_blocks,
                         "local_ip": self.spec.host_ip, "handshake_port": self.spec.listen_port, "lab_data_port": self.data_port}  # fmt: skip
                 await router.send_multipart([identity, b"", msgspec.msgpack.encode(meta)])
             elif message[0] == b"done_recving_msg" and len(message) == 3:
@@ -177,8 +180,14 @@ class Worker:
         port = message["port"] + self.spec.tp_rank
         reason = ""
         try:
-            meta = await self._ask(message["host"], port, [b"get_meta_msg", ""])
-            meta = msgspec.msgpack.decode(meta)
+            if not self.metas and "hang_on_first_contact" in self.settings.misbehave:
+                await self._hang_if_nobody_listens(message["host"], port)
+            peer = (message["host"], port, message["engine_id"])
+            if peer not in self.metas:  # kept by engine id and port, as the connector does: a known peer costs no handshake
+                self.metas[peer] = msgspec.msgpack.decode(await self._ask(message["host"], port, [b"get_meta_msg", ""]))
+            meta = self.metas[peer]
+            if meta["engine_id"] != message["engine_id"]:
+                await asyncio.Event().wait()  # nobody of that name is here any more, and nobody says so
             data = await asyncio.wait_for(self._read_blocks(meta, message["remote_blocks"]), message["transfer_timeout"])
             if self.settings.misbehave.get("drop_pulled_kv") is None:
                 for block, content in zip(message["blocks"], data, strict=True):
@@ -195,16 +204,25 @@ class Worker:
             self.log.error(
                 f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: Mooncake transfer failed, ret: -1"
             )
-        # Always sent, also after a failure: a failed pull frees P at once.
-        done = [b"done_recving_msg", message["remote_request"], {port: {"num": 1, "host": message["host"]}}]
-        try:
-            await self._ask(message["host"], port, done)
-        except OSError as error:
-            self.log.error(
-                f"{FILE}:1012",
-                f"Failed to receive ACK for request. request_id={message['remote_request']}, source={message['host']}:{port}. {error}",
-            )
+        # Always sent, also after a failure: a failed pull frees P at once. The request does not wait for it.
+        signal = asyncio.create_task(self._signal_done(message["host"], port, message["remote_request"]))
+        self.signals.add(signal)
+        signal.add_done_callback(self.signals.discard)
         return {"ok": not reason, "reason": reason, "digest": self._digest(message["blocks"])}
+
+    async def _signal_done(self, host: str, port: int, request: str) -> None:
+        try:
+            await self._ask(host, port, [b"done_recving_msg", request, {port: {"num": 1, "host": host}}])
+        except OSError as error:
+            self.log.error(f"{FILE}:1012", f"Failed to receive ACK for request. request_id={request}, source={host}:{port}. {error}")
+
+    async def _hang_if_nobody_listens(self, host: str, port: int) -> None:
+        """As vllm-ascend 0.23.0: the handshake fails, and cleaning up its socket blocks the thread for ever."""
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+        except OSError:
+            await asyncio.Event().wait()
 
     async def _ask(self, host: str, port: int, message: list[Any]) -> bytes:
         """One REQ/REP exchange with the connector's retries; raises OSError when nobody answers."""

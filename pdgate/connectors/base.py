@@ -88,6 +88,8 @@ class Connector:
     side_channel: Literal["zmq", "http"] = "zmq"
     # None: the source does not say; then no promise is assumed.
     reports_load_failures: SpecifierSet | None = None
+    # Issues of the connector by what they look like: "wrong" (200 with a wrong text), "hang".
+    known_issues: dict[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = field(default=())
 
     def version(self, engine: Engine) -> Version | None:

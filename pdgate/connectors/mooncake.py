@@ -64,6 +64,10 @@ MOONCAKE_V1 = Connector(
         *ASCEND_TRANSFER_TIMERS,
     ),
     reports_load_failures=SpecifierSet(">=0.20.2rc1"),
+    known_issues={
+        "wrong": "vllm-ascend#5660, #8427 (before 0.20.2rc1)",
+        "hang": "docs/track-record.md (first contact with a dead side channel)",
+    },
     sources=("ascend-pd-facts 0-3, 5", V1_SOURCE),
 )
 
@@ -81,6 +85,7 @@ MOONCAKE_HYBRID = Connector(
     ),
     # A failed pull is logged and then marked received, in every version so far: vllm-ascend#17044.
     reports_load_failures=None,
+    known_issues={"wrong": "vllm-ascend#17044", "hang": "docs/track-record.md (first contact with a dead side channel)"},
     sources=("ascend-pd-facts 0.1", HYBRID_SOURCE),
 )
 
@@ -120,5 +125,6 @@ UPSTREAM_MOONCAKE = Connector(
     ),
     timers=(Timer("abort", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480, 1, "both", "vllm envs.py"),),
     reports_load_failures=SpecifierSet(">=0.12"),
+    known_issues={"hang": "vllm#35943, #50719"},
     sources=("ascend-pd-facts 1.6, 5.8", "real-engines (a)"),
 )

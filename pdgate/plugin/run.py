@@ -13,6 +13,8 @@ from pdgate.facts.model import HostFacts
 from pdgate.facts.shell import Shells
 from pdgate.inventory.connection import ssh_config_text
 from pdgate.inventory.model import Deployment
+from pdgate.serving.handover import jsonl
+from pdgate.serving.record import Record
 from pdgate.verdict import Waiver
 
 RUN_KEY = pytest.StashKey["Run"]()
@@ -53,6 +55,11 @@ class Run:
             (self.bundle / "raw" / f"{found.host}.probe.txt").write_text(raw[machine])
         self._facts = facts
         return facts
+
+    def keep(self, record: Record) -> None:
+        """Append a request record to the bundle's requests.jsonl."""
+        with (self.bundle / "requests.jsonl").open("a") as out:
+            out.write(jsonl(record))
 
     def save(self) -> None:
         """Lay the bundle out: what a worker, or a later `--hosts=<bundle>`, needs."""

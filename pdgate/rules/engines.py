@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
 from pdgate.facts.model import HostFacts, Interval, LogFacts, UnknownFact
-from pdgate.inventory.model import Deployment, Engine
+from pdgate.facts.parse.vllm_args import parse_serve_args
+from pdgate.inventory.model import Deployment, Engine, Host
 from pdgate.rules.finding import Finding, NotRun
 from pdgate.rules.running import describe, need_running, running_engine
 
@@ -37,6 +38,27 @@ def is_running(engine: Engine, deployment: Deployment, facts: HostFacts) -> Iter
                 why="another process answers in the engine's name",
                 remedy="stop the stray process, or correct pd_container",
             )
+
+
+def has_no_orphans(host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """No engine core or worker lives on without its API server, holding devices, memory and ports."""
+    by_pid = {process.pid: process for process in facts.processes.get()}
+    listeners = facts.listeners.get()
+    for process in by_pid.values():
+        if not process.comm.startswith("VLLM::"):
+            continue
+        line = facts.lineage(process.pid)
+        if any(parse_serve_args(ancestor.argv) is not None for ancestor in line):
+            continue
+        ports = sorted(listener.port for listener in listeners if listener.pid == process.pid)
+        held = f", holding port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}" if ports else ""
+        yield Finding(
+            target=host.name,
+            expected="every engine core and worker has its API server above it",
+            seen=f"{describe(facts, process)}{held}",
+            why="nothing serves through it any more, and the next start meets its ports: 'Address already in use'",
+            remedy=f"end it once you have its logs: kill {process.pid}",
+        )
 
 
 def runs_as_declared(engine: Engine, facts: HostFacts) -> Iterator[Finding]:

@@ -11,6 +11,11 @@ def test_the_engine_runs(engine, deployment, facts, judge):
     judge(engines.is_running(engine, deployment, facts))
 
 
+@check("engines.orphans", severity="major", reference="real-engines", phase="any")
+def test_no_engine_process_outlived_its_api_server(pd_host, facts, judge):
+    judge(engines.has_no_orphans(pd_host, facts))
+
+
 @check("engines.as-declared", severity="major", reference=R1)
 def test_the_engine_runs_as_declared(engine, facts, judge):
     judge(engines.runs_as_declared(engine, facts))

@@ -39,13 +39,19 @@ def test_the_healthy_lab_raises_nothing(tmp_path: Path, phase: str) -> None:
     assert (code, document["verdict"], ids(document, "fail"), ids(document, "invalid")) == (0, "pass", set(), set())
     # Silence is not blindness: every check of the phase gave a verdict on some target.
     judged = ids(document, "pass")
-    expected = {info.id for info in all_checks().values() if info.phase in (phase, "any")}
+    expected = {info.id for info in all_checks().values() if info.phase in (phase, "any") and not info.id.startswith("recovery.")}
     assert judged == expected
+
+
+@pytest.mark.parametrize("experiment", sorted({defect.run for defect in DEFECTS.values()} - {("suites",)}), ids=lambda run: run[-1])
+def test_the_healthy_lab_recovers_as_it_should(tmp_path: Path, experiment: tuple[str, ...]) -> None:
+    code, document = judge_lab(tmp_path / "b", *experiment)
+    assert (code, document["verdict"]) == (0, "pass")
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=list(DEFECTS))
 def test_a_defect_trips_what_it_names_and_nothing_else(tmp_path: Path, defect: Defect) -> None:
-    code, document = judge_lab(tmp_path / "b", f"--lab-defect={defect.name}", f"--phase={defect.phase}")
+    code, document = judge_lab(tmp_path / "b", f"--lab-defect={defect.name}", f"--phase={defect.phase}", *defect.run)
     assert (ids(document, "fail"), ids(document, "invalid")) == (set(defect.trips), set(defect.invalid))
     assert code == 1 and document["verdict"] == ("fail" if defect.trips else "invalid")
 

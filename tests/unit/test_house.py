@@ -16,7 +16,9 @@ ALLOWED = {
     "pdgate/serving": {"pdgate.serving", "pdgate.facts", "pdgate.inventory"},
     "pdgate/rules": {"pdgate.rules", "pdgate.facts", "pdgate.connectors", "pdgate.inventory", "pdgate.serving"},
     "pdgate/plugin": {"pdgate"},
-    "suites": {"suites", "pdgate"},
+    "suites": {"suites", "chaos", "pdgate"},
+    "chaos": {"chaos", "lab", "pdgate"},
+    "real": {"real", "lab", "pdgate"},
     "reports": {"reports", "pdgate"},
     "lab": {"lab", "pdgate"},
 }
