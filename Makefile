@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PYTEST := .venv/bin/python -m pytest
 export PATH := $(CURDIR)/.cache/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: setup demo test lint lock docs clean
+.PHONY: setup demo test lint lock docs clean real-setup real real-smoke fidelity
 
 setup:
 	@sh setup/setup.sh
@@ -13,6 +13,21 @@ demo: setup
 
 test: setup
 	@$(PYTEST) tests -n 2 --dist loadgroup
+
+# Real vLLM on CPU: about 7 GB in .cache/real, once.
+real-setup: setup
+	@sh real/setup.sh
+
+real: real-setup
+	@$(PYTEST) real -v
+
+real-smoke: real-setup
+	@$(PYTEST) real -m smoke -v
+
+fidelity: real-setup
+	@.venv/bin/python -m real.fidelity capture lab > .cache/lab.json
+	@.venv/bin/python -m real.fidelity capture real > .cache/real.json
+	@.venv/bin/python -m real.fidelity compare .cache/lab.json .cache/real.json > docs/fidelity.md
 
 lint: setup
 	@.venv/bin/ruff check .

@@ -71,8 +71,11 @@ def _wait_gone(deployment: Deployment, run: Run, engines: list[Engine]) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         facts, _ = collect(deployment, run.shells)
-        if all(running_engine(engine, facts[deployment.host_of(engine).machine]) is None for engine in engines):
-            return
+        try:
+            if all(running_engine(engine, facts[deployment.host_of(engine).machine]) is None for engine in engines):
+                return
+        except UnknownFact:
+            continue  # caught while dying: a socket whose owner is on its way out
     raise UnknownFact("the kill had no effect within 10 s: the fault was not applied")
 
 

@@ -46,7 +46,7 @@ class Api:
         self.log.info("api_server.py:580", f"Starting vLLM server on http://{self.args.get('host', '0.0.0.0')}:{port}")
         self.log.uvicorn(f"Started server process [{os.getpid()}]")
         self.log.uvicorn("Waiting for application startup.")
-        app = web.Application(client_max_size=64 * 1024**2)
+        app = web.Application(client_max_size=64 * 1024**2, middlewares=[_not_found])
         app.add_routes([
             web.get("/health", self.health), web.get("/v1/models", self.models), web.get("/metrics", self.metrics),
             web.get("/version", self.version), web.post("/v1/completions", self.completions),
@@ -180,6 +180,15 @@ class Api:
         except ConnectionError:
             return response, False
         return response, True
+
+
+@web.middleware
+async def _not_found(request: web.Request, handler: Any) -> web.StreamResponse:
+    """FastAPI's words for a path that is not served."""
+    if request.match_info.http_exception is not None and request.match_info.http_exception.status == 404:
+        return web.json_response({"detail": "Not Found"}, status=404)
+    response: web.StreamResponse = await handler(request)
+    return response
 
 
 def _prompt_text(body: dict[str, Any], chat: bool) -> str:

@@ -185,7 +185,7 @@ class Core:
         answers = await asyncio.gather(*(
             pipe.call(
                 "pull", remote_request=params["remote_request_id"], host=params["remote_host"], port=params["remote_port"],
-                engine_id=params["remote_engine_id"], remote_blocks=params["remote_block_ids"], blocks=request.blocks, transfer_timeout=self.spec.transfer_timeout_s,
+                engine_id=params["remote_engine_id"], remote_blocks=params["remote_block_ids"][0], blocks=request.blocks, transfer_timeout=self.spec.transfer_timeout_s,
             )
             for pipe in self.workers
         ))  # fmt: skip
@@ -229,9 +229,13 @@ class Core:
         self.delayed[request.id] = (time.monotonic(), request.blocks, set())
         return {
             "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self.spec.engine_id,
-            "remote_block_ids": request.blocks, "remote_request_id": request.id, "remote_host": self.spec.host_ip,
+            "remote_block_ids": [request.blocks], "remote_request_id": request.id, "remote_host": self.spec.host_ip,
             "remote_port": self.spec.side_channel, "remote_ptp_size": self.spec.tp_size, "remote_pcp_size": 1,
             "remote_dcp_size": 1, "last_token_id": 0, "num_prompt_blocks": len(request.blocks),
+            "remote_multi_nodes_meta_mapping": {
+                "0": {"host": self.spec.host_ip, "engine_id": self.spec.engine_id, "handshake_port": self.spec.side_channel}
+            },
+            "remote_block_size": self.settings.block_size, "remote_prefill_cached_tokens": 0,
         }  # fmt: skip
 
     def _sent(self, request_id: str, rank: int) -> None:
@@ -255,8 +259,4 @@ class Core:
                 if time.monotonic() - since > self.spec.abort_timeout_s:
                     del self.delayed[request_id]
                     self._release(blocks)
-                    self.log.error(
-                        f"{FILE}:233",
-                        f"Force freed expired request: {request_id}. Reason: Request exceeded timeout threshold "
-                        f"({self.spec.abort_timeout_s:g} seconds). Action: Resources have been forcibly released to prevent memory leak.",
-                    )
+                    self.workers[0].notify("forced", request=request_id, timeout=self.spec.abort_timeout_s)

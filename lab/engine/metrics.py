@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+SLEEP = ("awake", "weights_offloaded", "discard_all")
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -27,6 +28,8 @@ def metrics_text(model: str, engine: str, stats: dict[str, Any], prompt_tokens: 
         ("vllm:external_prefix_cache_hits_total", "counter", [("", external)]),
         ("vllm:prefix_cache_queries_total", "counter", [("", prompt_tokens)]),
         ("vllm:prefix_cache_hits_total", "counter", [("", 0)]),
+        ("vllm:prompt_tokens_cached_total", "counter", [("", external)]),
+        ("vllm:engine_sleep_state", "gauge", [(f',sleep_state="{state}"', float(state == "awake")) for state in SLEEP]),
         ("vllm:request_success_total", "counter", [
             (f',finished_reason="{reason}"', counters.get(f"success:{reason}", 0)) for reason in REASONS]),
     ]  # fmt: skip

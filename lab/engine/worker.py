@@ -166,6 +166,13 @@ class Worker:
             return self._digest(message["blocks"])
         if message["op"] == "pull":
             return await self._pull(message)
+        if message["op"] == "forced":
+            self.log.error(
+                f"{FILE}:233",
+                f"Force freed expired request: {message['request']}. Reason: Request exceeded timeout threshold "
+                f"({message['timeout']:g} seconds). Action: Resources have been forcibly released to prevent memory leak.",
+            )
+            return None
         raise ValueError(f"worker: unknown message {message['op']}")
 
     def _digest(self, blocks: list[int]) -> bytes:

@@ -1,0 +1,60 @@
+"""What pdgate has said about real engines, said again: each row is an entry of docs/track-record.md or a clean run.
+
+pytest real -m smoke     # make real-smoke: the acceptance runs of two connectors and the first entry
+pytest real              # make real: everything
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.control import embedded
+
+ROOT = Path(__file__).resolve().parent.parent
+LOST = ("chaos/experiments/test_lost_prefill.py", "--chaos", "-k")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run on a fresh real deployment: its verdict, and words that must stand in the findings."""
+
+    hosts: str
+    args: tuple[str, ...]
+    verdict: str
+    says: tuple[str, ...] = ()
+    smoke: bool = False
+
+
+ROWS = {
+    "v1 passes acceptance, TP2": Row("real", (), "pass", smoke=True),
+    "hybrid passes acceptance": Row("real-hybrid", (), "pass", smoke=True),
+    "nixl passes acceptance": Row("real-nixl", (), "pass"),
+    "upstream mooncake passes acceptance": Row("real-mooncake", (), "pass"),
+    "hybrid answers wrong with 200 after P was killed": Row(
+        "real-hybrid", (*LOST, "that_knew_it"), "fail", ("wrong, HTTP 200", "Mooncake transfer failed", "vllm-ascend#17044"), smoke=True
+    ),
+    "v1 fails cleanly after P was killed": Row("real", (*LOST, "that_knew_it"), "pass", smoke=True),
+    "hybrid hangs on a dead P it never met": Row("real-hybrid", (*LOST, "never_met_it"), "fail", ("hang",)),
+    "a stolen port keeps P down": Row(
+        "real", ("--lab-defect=engine-lost-its-port", "-k", "owned or engine_runs"), "fail", ("'grafana server", "nobody listens there")
+    ),
+}
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=name, marks=[pytest.mark.smoke] if row.smoke else []) for name, row in ROWS.items()])
+def test_the_track_record_holds(tmp_path: Path, row: Row) -> None:
+    assert row.hosts in embedded()
+    command = [sys.executable, "-m", "pytest", f"--hosts={row.hosts}", f"--bundle={tmp_path}/b", "-q", "-p", "no:cacheprovider", *row.args]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert (tmp_path / "b" / "verdict.json").exists(), run.stdout + run.stderr
+    document: dict[str, Any] = json.loads((tmp_path / "b" / "verdict.json").read_text())
+    seen = "\n".join(f"{f['seen']} {f['remedy']}" for check in document["checks"] for f in check["findings"])
+    assert document["verdict"] == row.verdict, run.stdout
+    assert all(words in seen for words in row.says), seen
