@@ -26,6 +26,7 @@ class EnginePlan:
     started: bool = True
     in_container: bool = True
     model_path: str | None = None
+    after: list[str] = field(default_factory=list)  # lines of the script behind its command
 
     def command(self) -> str:
         env = "".join(f"{key}={value} " for key, value in self.env.items())
@@ -93,7 +94,9 @@ class HostPlan:
         lines = ["#!/bin/bash", f"# Starts the engines of {self.name}, one per DP rank.", "mkdir -p /var/log/pd", *self.script_head]
         lines.append(f"export PATH={':'.join(self.path or [OWN_VLLM])}:$PATH")
         lines += [f"export {key}={value}" for key, value in self.env.items()]
-        lines += [plan.command() for plan in self.engines if plan.started and plan.in_container]
+        for entry in self.engines:
+            if entry.started and entry.in_container:
+                lines += [entry.command(), *entry.after]
         return "\n".join([*lines, *self.script_tail, "wait", ""])
 
     def stray_script(self) -> str | None:

@@ -55,6 +55,12 @@ def the_transfer_timeout_is_below_the_rdma_retries(plan: LabPlan) -> None:
     plan.host_of("d0").env["ASCEND_TRANSFER_TIMEOUT"] = "500"
 
 
+def _kill_api_once_up(address: str, port: int, pause_s: int) -> list[str]:
+    """Script lines behind an engine's command: wait until it serves, then kill that one process."""
+    up = f"(exec 3<>/dev/tcp/{address}/{port}) 2>/dev/null"
+    return ["api=$!", f"(until {up}; do sleep 0.2; done; sleep {pause_s}; kill -9 $api) &"]
+
+
 @defect("orphaned-engine", trips={"engines.orphans"}, reference="real-engines: kill -9 of the API server alone")
 def an_engine_core_outlived_its_api_server(plan: LabPlan) -> None:
     """An undeclared engine was started on d0 and only its API server was killed: core and workers live on."""
@@ -63,4 +69,18 @@ def an_engine_core_outlived_its_api_server(plan: LabPlan) -> None:
     stray.args |= {"port": "7900", "data-parallel-rank": "9"}
     stray.kv_config["kv_port"] = "28200"
     stray.engine = stray.engine.model_copy(update={"log": "/var/log/pd/stray.log"})
-    host.script_tail += [stray.command(), "stray=$!", "(sleep 2; kill -9 $stray) &"]
+    host.script_tail += [stray.command(), *_kill_api_once_up("127.0.0.1", 7900, 1)]
+
+
+@defect(
+    "api-server-killed",
+    trips={"engines.orphans", "engines.running", "ports.group.owned"},
+    reference="real-engines: kill -9 of the API server alone",
+)
+def only_the_api_server_was_killed(plan: LabPlan) -> None:
+    """Only the API server of P's last engine was killed: core and workers live on and hold its ports."""
+    last = [engine for engine in plan.deployment.engines if engine.role == "prefill"][-1]
+    pause = 30 if plan.warm_up else 1
+    entry = plan.engine(last.name)
+    entry.after = _kill_api_once_up(str(last.address), int(last.http_port or 0), pause)
+    plan.tolerate_down = True
