@@ -23,12 +23,6 @@ Kill = Callable[[list[Engine]], None]
 Start = Callable[[Host], None]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("pdgate").addoption(
-        "--chaos", action="store_true", help="second half of the consent to faults; the first is pd_chaos in the inventory"
-    )
-
-
 @pytest.fixture(scope="session")
 def consent(pytestconfig: pytest.Config, deployment: Deployment) -> None:
     """Raises NotRun unless the operator agreed twice, on a deployment whose loss costs nothing."""

@@ -15,11 +15,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser("lab", help="keep an embedded lab for interactive use")
     actions = parser.add_subparsers(dest="action", required=True)
     up = actions.add_parser("up", help="start a lab and leave it running; pytest --hosts=lab then uses it")
-    up.add_argument("--lab-defect", action="append", default=[], metavar="NAME")
+    up.add_argument("--lab-defect", action="append", default=[], metavar="NAME", help="plant a defect (repeatable)")
     down = actions.add_parser("down", help="stop it")
     status = actions.add_parser("status", help="say whether one runs, and how to reach it")
     for action in (up, down, status):
-        action.add_argument("name", nargs="?", default="lab", choices=sorted(embedded()), help="which embedded deployment (lab)")
+        action.add_argument("name", nargs="?", default="lab", choices=sorted(embedded()), help="lab (default), or real engines: see README")
     defects = actions.add_parser("defects", help="list the defects the lab can have")
     defects.add_argument("--json", action="store_true")
     parser.set_defaults(run=_run)
@@ -58,7 +58,7 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     lab = kept(args.name)
     if lab is None:
-        print(f"{args.name} is not up; 'pdgate lab up {args.name}' starts it")
+        print(f"{args.name} is not up; 'pdgate lab up{'' if args.name == 'lab' else ' ' + args.name}' starts it")
         return 1
     _show(args.name, lab)
     return 0
@@ -69,7 +69,7 @@ def _show(name: str, lab: Lab) -> None:
     folder = Path(lab.inventory).parent
     print(f"hosts:     {', '.join(lab.hosts)}   defects: {', '.join(lab.defects) or 'none'}   keeper: pid {lab.pid}")
     print(f"inventory: {lab.inventory}")
-    print(f"judge it:  pytest --hosts={name}")
+    print(f"judge it:  pytest --hosts={name}   (from the clone)")
     print(f"ask it:    {inside} curl -s http://10.77.0.11:1999/v1/models")
     print(f"log in:    {inside} ssh -i {folder}/key -o UserKnownHostsFile={folder}/known_hosts root@10.77.0.11")
 

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="pdgate", description="The gate a prefill/decode deployment passes. Run it with: pytest --hosts=…"
     )
     parser.add_argument("--version", action="version", version=f"pdgate {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     inventory = commands.add_parser("inventory", help="validate an inventory and show what pdgate understands")
     inventory.add_argument("source", help="file, directory, or a name in inventories/; 'keys' documents the pd_ keys")
     inventory.set_defaults(run=_inventory)
@@ -29,6 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     for entry in entry_points(group="pdgate.commands"):
         entry.load()(commands)
     args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 2
     code: int = args.run(args)
     return code
 
@@ -44,7 +47,7 @@ def _inventory(args: argparse.Namespace) -> int:
         return 4
     for engine in deployment.engines:
         claims = CONNECTORS[engine.connector].port_group(engine)
-        group = f"{claims[0].port}-{claims[-1].port}" if claims else "binds none"
+        group = f"{claims[0].port}-{claims[-1].port}" if claims else "none bound"
         print(f"{engine.name:<12} {engine.role:<8} {deployment.url_of(engine) or '(no address)':<28} KV ports {group}")
     for proxy in deployment.proxies:
         print(f"{proxy.name:<12} {'proxy':<8} {deployment.url_of(proxy) or '(no address)':<28} {proxy.kind}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +48,7 @@ class CheckResult(BaseModel):
     severity: Severity
     reason: str = Field("", description="why it is invalid or not run")
     reference: str = ""
+    waivable: bool = True
     findings: list[Finding] = Field(default_factory=list)
     waivers: list[Waiver] = Field(default_factory=list)
     nodeid: str = ""
@@ -57,8 +59,10 @@ def load_waivers(path: Path) -> list[Waiver]:
     """Waivers of a YAML list; raises WaiverError. An expired waiver loads, and covers nothing."""
     try:
         entries = yaml.safe_load(path.read_text()) or []
-    except (OSError, yaml.YAMLError) as error:
-        raise WaiverError(f"{path}: {error}") from None
+    except OSError as error:
+        raise WaiverError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise WaiverError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, list):
         raise WaiverError(f"{path}: a list of waivers is expected, each with check, target, reason, approver, expires")
     waivers = []
@@ -67,7 +71,9 @@ def load_waivers(path: Path) -> list[Waiver]:
             waivers.append(Waiver.model_validate(entry))
         except ValidationError as error:
             first = error.errors()[0]
-            raise WaiverError(f"{path}: waiver {number}: key '{'.'.join(map(str, first['loc']))}': {first['msg'].lower()}") from None
+            raise WaiverError(
+                f"{path}: waiver {number}: key '{'.'.join(map(str, first['loc']))}': {first['msg'].lower()} (a waiver is check, target, reason, approver, expires: 2027-03-31)"
+            ) from None
     return waivers
 
 
@@ -99,6 +105,28 @@ def overall(results: list[CheckResult]) -> Verdict:
     return "pass" if "pass" in seen else "not-run"
 
 
+def waiver_states(waivers: list[Waiver], results: list[CheckResult]) -> list[str]:
+    """A line for each waiver that covered nothing, with the reason: an accepted finding must not be lost in silence."""
+    today = datetime.date.today()
+    used = {waiver for result in results for waiver in result.waivers}
+    lines = []
+    for waiver in waivers:
+        if waiver in used:
+            continue
+        of_check = [result for result in results if result.id == waiver.check]
+        if not of_check:
+            near = difflib.get_close_matches(waiver.check, {result.id for result in results}, n=1)
+            state = "names no check of this run" + (f"; did you mean '{near[0]}'?" if near else "")
+        elif waiver.expires < today:
+            state = f"expired on {waiver.expires}"
+        elif not of_check[0].waivable:
+            state = "has no effect: this check cannot be waived"
+        else:
+            state = "covered nothing: no such finding on such a target"
+        lines.append(f"{waiver.check} on {waiver.target}, approved by {waiver.approver}, {state}")
+    return lines
+
+
 def counts(results: list[CheckResult]) -> dict[str, int]:
     return {verdict: sum(result.verdict == verdict for result in results) for verdict in VERDICTS}
 
@@ -110,4 +138,4 @@ def finding_text(finding: Finding, indent: str = "  ") -> str:
     ]  # fmt: skip
     if finding.reference:
         rows.append(("reference", finding.reference))
-    return "\n".join([finding.target, *(f"{indent}{key + ':':<10}{value}" for key, value in rows)])
+    return "\n".join([finding.target, *(f"{indent}{key + ':':<11}{value}" for key, value in rows)])

@@ -12,7 +12,7 @@ from typing import Any
 from pdgate import __version__
 from pdgate.inventory.model import Deployment
 from pdgate.plugin.run import Run
-from pdgate.verdict import CheckResult, counts, overall
+from pdgate.verdict import CheckResult, counts, overall, waiver_states
 
 SCHEMA = 1
 
@@ -29,7 +29,11 @@ def verdict_document(run: Run, results: list[CheckResult], started: float, argv:
         "verdict": overall(results),
         "counts": counts(results),
         "hosts": {facts.host: _host(facts) for facts in run.facts.values()},
-        "checks": [result.model_dump(mode="json") for result in results],
+        "waivers": {
+            "given": [waiver.model_dump(mode="json") for waiver in run.waivers], "without-effect": waiver_states(run.waivers, results),
+        },
+        # In one order, whichever worker was first.
+        "checks": [result.model_dump(mode="json") for result in sorted(results, key=lambda result: (result.id, result.nodeid))],
     }  # fmt: skip
 
 

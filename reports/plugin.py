@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     run = session.config.stash.get(RUN_KEY, None)
-    if run is not None and not hasattr(session.config, "workerinput"):
+    if run is not None and not hasattr(session.config, "workerinput") and not session.config.getoption("collectonly"):
         write_environment(run.bundle / "allure-results", run)
         write_categories(run.bundle / "allure-results")
 

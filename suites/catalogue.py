@@ -35,5 +35,5 @@ def _list_checks(args: argparse.Namespace) -> int:
         print(json.dumps([{field: getattr(info, field) for field in fields} for info in checks.values()], indent=1))
     else:
         for info in checks.values():
-            print(f"{info.id:<32} {info.severity:<9} {info.phase:<7} {info.title}")
+            print(f"{info.id:<42} {info.severity:<9} {info.phase:<7} {info.title}")
     return 0

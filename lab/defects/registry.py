@@ -58,6 +58,8 @@ def find_defects(names: list[str]) -> list[Defect]:
     found = []
     for name in names:
         if name not in DEFECTS:
+            if "," in name:
+                raise KeyError(f"--lab-defect={name}: give the option once for each defect: --lab-defect=A --lab-defect=B")
             near = difflib.get_close_matches(name, DEFECTS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else "pdgate lab defects lists them"
             raise KeyError(f"--lab-defect={name}: no such defect; {hint}")

@@ -216,6 +216,16 @@ def _refuse_overlaps(deployment: Deployment) -> None:
                         f"'{engine.name}' overlap on machine {machine}: both use {what} {value}"
                     )
 
+    urls: dict[str, str] = {}
+    for engine in deployment.engines:
+        url = deployment.url_of(engine)
+        other = urls.setdefault(url, engine.name) if url else engine.name
+        if other != engine.name:
+            raise InventoryError(
+                f"{_file_of(Path(deployment.source), 'pd_http_port')}: host '{engine.host}': key 'pd_http_port': engines '{other}' and "
+                f"'{engine.name}' overlap: both are {url}"
+            )
+
 
 def _refuse_broken_dp_groups(deployment: Deployment) -> None:
     """A DP group spread over hosts must hold each global rank once."""

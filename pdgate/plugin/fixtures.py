@@ -86,7 +86,7 @@ def judge(request: pytest.FixtureRequest, pdgate_run: Run) -> Judge:
         kept = [f.model_copy(update={"reference": f.reference or info.reference or None}) for f in found]
         result = CheckResult(
             id=info.id, title=info.title, target=target_of(item), verdict=verdict, severity=info.severity,
-            reason=unknown or "", reference=info.reference, findings=(earlier.findings if earlier else []) + kept,
+            reason=unknown or "", reference=info.reference, waivable=info.waivable, findings=(earlier.findings if earlier else []) + kept,
             waivers=(earlier.waivers if earlier else []) + used, nodeid=item.nodeid,
         )  # fmt: skip
         if earlier and earlier.verdict == "waived" and verdict == "pass":

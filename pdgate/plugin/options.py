@@ -10,7 +10,7 @@ import pytest
 
 from pdgate.deployment import open_deployment
 from pdgate.inventory.model import InventoryError
-from pdgate.plugin.run import RUN_KEY, Run, is_bundle, load_bundle_deployment, load_run
+from pdgate.plugin.run import RUN_KEY, SAVED_VERDICT, Run, is_bundle, load_bundle_deployment, load_run
 from pdgate.verdict import WaiverError, load_waivers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--bundle", metavar="DIR", help="where the run's bundle goes (default: reports/out/<time>)")
     group.addoption("--waivers", metavar="FILE", help="YAML list of accepted findings: check, target, reason, approver, expires")
     group.addoption("--host-timeout", type=float, default=30.0, metavar="S", help="deadline of every remote call, seconds (30)")
+    group.addoption(
+        "--chaos", action="store_true", help="second half of the consent to faults (pytest chaos …); the first is pd_chaos in the inventory"
+    )
     group.addoption("--allow-unreachable", action="store_true", help="judge the rest when a host cannot be reached")
 
 
@@ -76,6 +79,8 @@ def _open_run(config: pytest.Config, hosts: str) -> Run:
         for folder in ("facts", "raw"):
             if (source / folder).is_dir():
                 shutil.copytree(source / folder, bundle / folder, dirs_exist_ok=True)
+        if (source / "verdict.json").is_file():
+            shutil.copy(source / "verdict.json", bundle / SAVED_VERDICT)
     return run
 
 
@@ -117,13 +122,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     run = config.stash.get(RUN_KEY, None)
     if run is None or run.offline or hasattr(config, "workerinput") or config.getoption("collectonly"):
         return
-    for machine, facts in run.collect().items():
-        if not config.getoption("allow_unreachable") and (facts.identity.unknown or "").startswith("host unreachable"):
-            host = run.deployment.machines[machine][0]
-            raise pytest.UsageError(
-                f"{run.deployment.source}: host '{host.name}': {facts.identity.unknown}; check ansible_host and its key, "
-                "or judge the rest with --allow-unreachable"
-            )
+    unreachable = [
+        f"host '{facts.host}': {facts.identity.unknown}"
+        for facts in run.collect().values()
+        if (facts.identity.unknown or "").startswith("host unreachable")
+    ]
+    if unreachable and not config.getoption("allow_unreachable"):
+        raise pytest.UsageError(
+            f"{run.deployment.source}: {'; '.join(unreachable)}; check ansible_host and its key, or judge the rest with --allow-unreachable"
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

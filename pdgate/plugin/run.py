@@ -15,9 +15,11 @@ from pdgate.inventory.connection import ssh_config_text
 from pdgate.inventory.model import Deployment
 from pdgate.serving.handover import jsonl
 from pdgate.serving.record import Record
-from pdgate.verdict import Waiver
+from pdgate.verdict import CheckResult, Waiver
 
 RUN_KEY = pytest.StashKey["Run"]()
+# What the run that saved the facts had judged; requests cannot be judged again from facts.
+SAVED_VERDICT = "saved-verdict.json"
 
 
 @dataclass
@@ -31,6 +33,13 @@ class Run:
     timeout_s: float = 30.0
     waivers: list[Waiver] = field(default_factory=list)
     _facts: dict[str, HostFacts] | None = None
+
+    def saved_results(self) -> dict[tuple[str, str], CheckResult]:
+        """By check and target: what the saved run had judged."""
+        path = self.bundle / SAVED_VERDICT
+        checks = json.loads(path.read_text())["checks"] if path.is_file() else []
+        results = [CheckResult.model_validate(check) for check in checks]
+        return {(result.id, result.target): result for result in results}
 
     @property
     def ssh_config(self) -> str:

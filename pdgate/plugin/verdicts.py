@@ -12,7 +12,7 @@ from pdgate.plugin.check import CheckInfo, info_of, target_of
 from pdgate.plugin.fixtures import RESULT_KEY
 from pdgate.plugin.run import RUN_KEY
 from pdgate.rules.finding import NotRun
-from pdgate.verdict import VERDICTS, CheckResult, Verdict, counts, overall
+from pdgate.verdict import VERDICTS, CheckResult, Verdict, counts, finding_text, overall, waiver_states
 
 LETTERS: dict[Verdict, tuple[str, str, dict[str, bool]]] = {
     "pass": (".", "PASS", {"green": True}),
@@ -51,12 +51,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         info = info_of(item)
         if info is None:
             continue
+        item.extra_keyword_matches.update({info.id, info.id.replace(".", " ")})  # -k takes check ids, whole or in part
         if "service" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("service"))
         if run and info.phase not in ("any", run.phase):
             item.add_marker(pytest.mark.skip(reason=f"belongs to --phase={info.phase}"))
-        elif run and run.offline and "service" in item.path.parts:
-            item.add_marker(pytest.mark.skip(reason="saved facts hold no requests"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Saved facts hold no requests: what was judged from requests then stands, and a pass is not repeated."""
+    info, run = info_of(item), item.config.stash.get(RUN_KEY, None)
+    if info is None or run is None or not run.offline or not {"service", "chaos"} & set(item.path.parts):
+        return
+    saved = run.saved_results().get((info.id, target_of(item)))
+    if saved is None or saved.verdict not in ("fail", "invalid"):
+        pytest.skip("saved facts hold no requests" + (f" (was {saved.verdict})" if saved else ""))
+    item.stash[RESULT_KEY] = saved.model_copy(update={"nodeid": item.nodeid})
+    text = "\n".join(finding_text(finding) for finding in saved.findings) or f"cannot be judged: {saved.reason}"
+    pytest.fail(f"as judged when the facts were saved:\n{text}", pytrace=False)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -79,7 +92,7 @@ def _expect(config: pytest.Config, item: pytest.Item, reason: str) -> None:
 def _result(info: CheckInfo, item: pytest.Item, verdict: Verdict, reason: str) -> CheckResult:
     return CheckResult(
         id=info.id, title=info.title, target=target_of(item), verdict=verdict, severity=info.severity, reason=reason,
-        reference=info.reference, nodeid=item.nodeid,
+        reference=info.reference, waivable=info.waivable, nodeid=item.nodeid,
     )  # fmt: skip
 
 
@@ -189,6 +202,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     notes = [(result, finding) for result in results for finding in result.findings if finding.severity == "note"]
     for result, finding in notes:
         write.write_line(f"note: {result.id}: {finding.target}: {finding.seen}")
+    for state in waiver_states(run.waivers, results):
+        write.write_line(f"waiver: {state}", yellow=True)
     _write_not_run(write, results)
     verdict = overall(results)
     numbers = counts(results)

@@ -46,6 +46,7 @@ BAD = {
     "an unknown connector": ("pd_tp: 2", "pd_tp: 2, pd_connector: MooncakeConectorV1", ["'pd_connector'", "did you mean 'MooncakeConnectorV1'?"]),
     "a missing port": ("pd_kv_port: 28000, ", "", ["'p0'", "'pd_kv_port' is missing"]),
     "engines that overlap": ("ansible_host: 10.0.0.2", "ansible_host: 10.0.0.1", ["overlap", "HTTP port 7000", "'pd_http_port'"]),
+    "engines on one URL": ("ansible_host: 10.0.0.2", "ansible_host: 10.0.0.1, ansible_port: 23", ["overlap", "http://10.0.0.1:7000"]),
     "an unknown expectation": ("pd_tp: 2", "pd_tp: 2, pd_expect: {deadline: 3}", ["'pd_expect.deadline'"]),
     "devices that do not fit": ("pd_tp: 2", "pd_tp: 2, pd_devices: 0-6", ["'pd_devices' names 7 devices", "needs 2"]),
     "a name that is no range": ("pd_tp: 2", "pd_tp: 2, pd_devices: 0..7", ["'pd_devices'", "0-7"]),

@@ -88,6 +88,33 @@ def test_a_waiver_holds_until_it_expires(saved: Path, tmp_path: Path, expires: s
         assert "ops lead: NTP ticket 12" in run.stdout
 
 
+def test_a_waiver_without_effect_is_said_so(saved: Path, tmp_path: Path) -> None:
+    spoil(saved, "d0", clock_behind)
+    entry = "- {check: %s, target: %s, reason: r, approver: a, expires: %s}\n"
+    rows = [("clocks.offset", "d0", "2020-01-01"), ("clock.offset", "d0", "2999-01-01"), ("clocks.offset", "p9", "2999-01-01")]
+    (tmp_path / "w.yaml").write_text("".join(entry % row for row in rows))
+    run = pdgate(f"--hosts={saved}", f"--bundle={tmp_path}/b", f"--waivers={tmp_path}/w.yaml", "-q", "-k", "clocks.offset")
+    for words in ("expired on 2020-01-01", "did you mean 'clocks.offset'?", "covered nothing"):
+        assert words in run.stdout
+    assert len(verdict(tmp_path / "b")["waivers"]["without-effect"]) == 3
+
+
+def test_what_was_judged_from_requests_stands_when_facts_are_judged_again(saved: Path, tmp_path: Path) -> None:
+    failed = {"id": "service.request.golden", "title": "t", "target": "deployment", "verdict": "fail", "severity": "critical",
+              "findings": [{"target": "proxy", "expected": "x", "seen": "wrong text", "why": "y", "remedy": "z"}]}  # fmt: skip
+    (saved / "verdict.json").write_text(json.dumps({"checks": [failed]}))
+    run = pdgate(f"--hosts={saved}", f"--bundle={tmp_path}/b", "-q")
+    assert run.returncode == 1 and "as judged when the facts were saved" in run.stdout and "wrong text" in run.stdout
+    assert verdict(tmp_path / "b")["verdict"] == "fail"
+
+
+def test_checks_are_selected_by_their_id(tmp_path: Path) -> None:
+    run = pdgate(f"--hosts={SAVED}", f"--bundle={tmp_path}/b", "-q", "-k", "ports and not ephemeral")
+    assert run.returncode == 0
+    judged = {check["id"] for check in verdict(tmp_path / "b")["checks"] if check["reason"] != "deselected"}
+    assert "ports.group.owned" in judged and all(name.startswith("ports.") for name in judged)
+
+
 def test_a_broken_waiver_file_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text("- {check: clocks.offset, reason: x, approver: y}\n")
     run = pdgate(f"--hosts={SAVED}", f"--bundle={tmp_path}/b", f"--waivers={tmp_path}/w.yaml")
