@@ -125,12 +125,12 @@ def _forced_free(run: Run, p: Engine, place: LogMark) -> float:
     running = running_engine(p, facts[run.deployment.host_of(p).machine])
     assert timer and running
     timeout = timer.seconds(running.environment)
-    prefill(endpoint, fresh_prompt("unpulled", str(p.model)), uuid.uuid4().hex, 60)
+    request = prefill(endpoint, fresh_prompt("unpulled", str(p.model)), uuid.uuid4().hex, 60)["remote_request_id"]
     begun = time.monotonic()
     pattern = connector_of(p.connector).signatures.forced_free
     while time.monotonic() - begun < timeout + 30:
         time.sleep(0.2)
-        if any(re.search(pattern, line) for line in _since(run, p, place)):
+        if any((found := re.search(pattern, line)) and found["id"] == request for line in _since(run, p, place)):
             return round(time.monotonic() - begun - timeout, 1)
     raise AssertionError(f"{p.name} did not say that it freed the request within {timeout + 30:g} s")
 
