@@ -65,6 +65,7 @@ def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
         plan.launch: plan.script(),
         "/opt/pd/load_balance_proxy_server_example.py": "from lab.proxy import main\n\nmain()\n",
     }
+    files |= plan.files
     stray = plan.stray_script()
     if stray:
         files["/opt/pd/stray.sh"] = stray

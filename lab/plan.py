@@ -12,6 +12,7 @@ from pdgate.inventory.model import Deployment, Engine
 HEALTHY_ZONE = "Asia/Shanghai"
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 MODELS = "/models"
+PROXY_SCRIPT = "/opt/pd/load_balance_proxy_server_example.py"
 OWN_VLLM = "/usr/local/python3.11/bin"
 
 
@@ -80,6 +81,7 @@ class HostPlan:
     packages: dict[str, str] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     launch: str = "/opt/pd/start.sh"
+    files: dict[str, str] = field(default_factory=dict)
     emulated: bool = True
     path: list[str] = field(default_factory=list)  # where its programs are; default: the lab's own vllm
     proxy_command: str | None = None
@@ -185,7 +187,7 @@ def _engine(engine: Engine, deployment: Deployment) -> EnginePlan:
 
 
 def _proxy_command(deployment: Deployment, port: int) -> str:
-    parts = [f"python3 /opt/pd/load_balance_proxy_server_example.py --host 0.0.0.0 --port {port}"]
+    parts = [f"python3 {PROXY_SCRIPT} --host 0.0.0.0 --port {port}"]
     for flag, serves in (("prefiller", "serves_prefill"), ("decoder", "serves_decode")):
         engines = [engine for engine in deployment.engines if getattr(engine, serves)]
         parts.append(f"--{flag}-hosts " + " ".join(str(engine.address) for engine in engines))

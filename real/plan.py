@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.plan import EnginePlan, LabPlan, plan_lab
-from pdgate.inventory.model import Deployment, Engine
+from lab.plan import PROXY_SCRIPT, EnginePlan, HostPlan, LabPlan, plan_lab
+from pdgate.inventory.model import Deployment, Engine, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "real"
@@ -37,7 +37,7 @@ def plan_real(deployment: Deployment) -> LabPlan:
         for entry in host.engines:
             _real_engine(entry)
         for proxy in deployment.proxies_on(deployment.hosts[host.name].machine):
-            host.proxy_command = _router(deployment, str(host.address), proxy.port)
+            host.proxy_command = _front(deployment, host, proxy)
     return plan
 
 
@@ -65,6 +65,22 @@ def _real_engine(entry: EnginePlan) -> None:
         config |= {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}}
         entry.env |= {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(engine.kv_port)}
     entry.kv_config = config
+
+
+def _front(deployment: Deployment, host: HostPlan, proxy: Proxy) -> str:
+    """vllm-router, or the upstream pull proxy of a user who has it."""
+    if proxy.kind != "vllm-ascend":
+        return _router(deployment, host.address, proxy.port)
+    if proxy.path is None or not Path(proxy.path).is_file():
+        raise NotSetUp(
+            f"host '{proxy.host}': pd_proxy_kind vllm-ascend needs pd_proxy_path, the path of load_balance_proxy_server_example.py on this "
+            f"machine (have: {proxy.path}); without it use pd_proxy_kind: vllm-router"
+        )
+    # Beside our own files, so that it is there also where its folder is not visible on the lab's hosts.
+    copy = "/opt/pd/upstream_proxy.py"
+    host.files[copy] = Path(proxy.path).read_text()
+    emulated = f"python3 {PROXY_SCRIPT}"
+    return str(host.proxy_command).replace(emulated, f"{HOME}/venv/bin/python {copy}")
 
 
 def _router(deployment: Deployment, address: str, port: int) -> str:

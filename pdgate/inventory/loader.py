@@ -195,7 +195,7 @@ def _proxy(source: Path, host: Host, ours: HostVars) -> Proxy:
         raise InventoryError(f"{source}: host '{host.name}': key 'pd_proxy_port' is missing; a host of group 'proxy' needs it")
     return Proxy(
         name=f"{host.name}:{ours.proxy_port}", host=host.name, address=host.address, port=ours.proxy_port,
-        scheme=ours.api_scheme, kind=ours.proxy_kind, api_key_env=ours.api_key_env, log=ours.proxy_log,
+        scheme=ours.api_scheme, kind=ours.proxy_kind, path=ours.proxy_path, api_key_env=ours.api_key_env, log=ours.proxy_log,
     )  # fmt: skip
 
 

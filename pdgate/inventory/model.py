@@ -101,6 +101,7 @@ class Proxy(Frozen):
     kind: ProxyKind = "vllm-ascend"
     api_key_env: str | None = None
     log: str | None = None
+    path: str | None = None
 
 
 class Deployment(Frozen):

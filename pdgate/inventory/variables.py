@@ -113,6 +113,11 @@ class HostVars(BaseModel):
     )
     proxy_port: Port | None = Field(None, description="Port of the proxy on a host of group `proxy`.")
     proxy_kind: ProxyKind = Field("vllm-ascend", description="Which proxy it is.")
+    proxy_path: str | None = Field(
+        None,
+        description="For the embedded `real` deployments: path on this machine of the upstream vllm-ascend pull proxy, to run in front "
+        "with `pd_proxy_kind: vllm-ascend` instead of vllm-router. pdgate ships none.",
+    )
     proxy_log: str | None = Field(None, description="Path of the proxy's log on its host.")
     expect: Expect = Field(default_factory=lambda: Expect.model_validate({}), description="Expectations, see below.")
     chaos: bool = Field(False, description="First half of the double consent to fault injection; the other is `--chaos`.")
