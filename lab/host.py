@@ -42,6 +42,7 @@ def make_root(upper: Path, binds: list[str]) -> Path:
         if not inside.is_dir() or not any(inside.iterdir()):  # on a file system of its own, or under a folder just covered
             inside.mkdir(parents=True, exist_ok=True)
             _mount("--bind", path, str(inside))
+            _mount("-o", "remount,bind,ro", str(inside))
     return root
 
 

@@ -106,8 +106,9 @@ def written(lab: Lab, host: str) -> dict[str, tuple[float, int]]:
         b"-m", b"lab.host", f"/run/pdlab/hosts/{host}/spec.json".encode()])  # fmt: skip
     for top in (lab.upper(host), *(Path(f"/proc/{init}/root{path}") for path in ("/tmp", "/dev/shm", "/run"))):
         for path in top.rglob("*"):
-            # Engines log what they serve; nothing else may change.
-            if path.is_file() and not path.is_symlink() and "/var/log/" not in str(path):
+            # Engines log what they serve; nothing else may change. A tree below /tmp is seen there too, read-only: it is ours.
+            ours = f"/root{ROOT}/" in str(path)
+            if path.is_file() and not path.is_symlink() and "/var/log/" not in str(path) and not ours:
                 found[str(path)] = (path.stat().st_mtime, path.stat().st_size)
     return found
 
