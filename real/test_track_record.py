@@ -43,7 +43,7 @@ ROWS = {
     "v1 fails cleanly after P was killed": Row("real", (*LOST, "that_knew_it"), "pass", smoke=True),
     "hybrid hangs on a dead P it never met": Row("real-hybrid", (*LOST, "never_met_it"), "fail", ("hang",)),
     "orphans keep the ports of a killed API server": Row(
-        "real", ("--lab-defect=api-server-killed", "-k", "outlived or owned or engine_runs"), "fail", ("orphaned", "holding port 28000")
+        "real", ("--lab-defect=api-server-killed", "-k", "outlived or owned or engine_runs"), "fail", ("orphaned", "28000")
     ),
     "the router keeps the old engine id": Row("real-mooncake", (*LOST, "restarted"), "fail", ("hang",)),
     "a stolen port keeps P down": Row(
