@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.plan import HostPlan
+from lab.plan import PROXY_SCRIPT, HostPlan
 from lab.tools import DOCKER, HCCN_TOOL, NPU_SMI, docker_entry, docker_state, npu_smi_head
 
 PYTHON = Path("/usr/local/python3.11")
@@ -64,7 +64,7 @@ def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
         "/etc/hccn.conf": "".join(f"address_{d.id}={d.ip}\nnetmask_{d.id}=255.255.0.0\n" for d in plan.devices.values()),
         "/etc/pdlab/settings.json": json.dumps(plan.settings),
         plan.launch: plan.script(),
-        "/opt/pd/load_balance_proxy_server_example.py": "from lab.proxy import main\n\nmain()\n",
+        PROXY_SCRIPT: "from lab.proxy import main\n\nmain()\n",
     }
     files |= plan.files
     stray = plan.stray_script()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdgate.facts.model import HostFacts, Listener, Process, UnknownFact
 from pdgate.facts.parse.vllm_args import inner_connector, kv_transfer_config, parse_serve_args
-from pdgate.inventory.model import Deployment, Engine
+from pdgate.inventory.model import Engine
 from pdgate.rules.finding import NotRun
 
 PERMISSION = "the owner of a socket is not visible; the probe needs root on the host (ansible_become: true)"
@@ -96,11 +96,6 @@ def need_running(engine: Engine, facts: HostFacts) -> RunningEngine:
     if running is None:
         raise NotRun(f"{engine.name} is not running (see check engines.running)")
     return running
-
-
-def running_engines(deployment: Deployment, facts: dict[str, HostFacts]) -> list[RunningEngine]:
-    found = [running_engine(engine, facts[deployment.host_of(engine).machine]) for engine in deployment.engines]
-    return [running for running in found if running is not None]
 
 
 def describe(facts: HostFacts, process: Process) -> str:

@@ -48,6 +48,14 @@ def endpoint_of(deployment: Deployment, unit: Engine | Proxy) -> Endpoint | None
     return Endpoint(url, unit.api_key_env) if url else None
 
 
+def front_of(deployment: Deployment, proxy: Proxy) -> Endpoint:
+    """The proxy's endpoint; raises ValueError where the inventory gives it no address."""
+    endpoint = endpoint_of(deployment, proxy)
+    if endpoint is None:
+        raise ValueError(f"proxy {proxy.name}: the inventory gives no address (pd_address or an IP in ansible_host)")
+    return endpoint
+
+
 def served_models(endpoint: Endpoint, timeout_s: float = 5.0) -> dict[str, int | None]:
     """Model name to max_model_len from /v1/models; raises ValueError worded for the operator."""
     url = f"{endpoint.url}/v1/models"
@@ -86,9 +94,7 @@ def observe(deployment: Deployment) -> tuple[dict[str, Sample], dict[str, str]]:
 
 def first_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: float, shells: Shells) -> Exchange:
     """One short request through the proxy; its golden answer is D's own, without remote prefill."""
-    endpoint = endpoint_of(deployment, proxy)
-    if endpoint is None:
-        raise ValueError(f"proxy {proxy.name}: the inventory gives no address (pd_address or an IP in ansible_host)")
+    endpoint = front_of(deployment, proxy)
     prompt = fresh_prompt("first", model)
     golden = golden_answer(deployment, prompt, deadline_s)
     before, unknown_before = observe(deployment)
@@ -146,9 +152,7 @@ def _mark_logs(deployment: Deployment, shells: Shells) -> tuple[dict[str, dict[s
 
 def cancelled_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: float, bound_s: float) -> tuple[Record, Settling]:
     """Stream a long answer, go away after two tokens, and wait for every engine to come back to its baseline."""
-    endpoint = endpoint_of(deployment, proxy)
-    if endpoint is None:
-        raise ValueError(f"proxy {proxy.name}: the inventory gives no address (pd_address or an IP in ansible_host)")
+    endpoint = front_of(deployment, proxy)
     baseline, _ = observe(deployment)
     record = stream(endpoint, fresh_prompt("cancel", model, max_tokens=2000), deadline_s, stop_after=2)
     return record, wait_for_baseline(deployment, model, baseline, bound_s)
@@ -203,7 +207,5 @@ def _trickle(deployment: Deployment, model: str) -> None:
 
 def bad_request(deployment: Deployment, proxy: Proxy, body: str, name: str, deadline_s: float) -> Record:
     """Send a raw body through the proxy."""
-    endpoint = endpoint_of(deployment, proxy)
-    if endpoint is None:
-        raise ValueError(f"proxy {proxy.name}: the inventory gives no address (pd_address or an IP in ansible_host)")
+    endpoint = front_of(deployment, proxy)
     return post(endpoint, "/v1/completions", body, name, deadline_s)
