@@ -52,7 +52,7 @@ def lose_prefill(pair, kill, deployment, pdgate_run):
         record = with_outcome(decode(d_endpoint, prompt, params, deadline_s), golden)
         pdgate_run.keep(record)
         lines = since(pdgate_run.shells, host.connection, [start])[d.log] if not isinstance(start, LogUnavailable) else start
-        return record, ([] if isinstance(lines, LogUnavailable) else lines), deadline_s
+        return record, ([] if isinstance(lines, LogUnavailable) else lines.lines), deadline_s
 
     return run
 

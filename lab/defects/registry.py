@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lab.plan import LabPlan
 
 Inventory = dict[str, Any]
+GENTLE = ("suites", "--gentle")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Defect:
     change: Callable[[LabPlan], None]
     edit: Callable[[Inventory], None]
     reference: str = field(default="")
-    run: tuple[str, ...] = ("suites",)  # what to run to see it
+    run: tuple[str, ...] = GENTLE  # what to run to see it
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -38,7 +39,7 @@ def defect(
     phase: Literal["before", "after"] = "after",
     edit: Callable[[Inventory], None] = lambda inventory: None,
     reference: str = "",
-    run: tuple[str, ...] = ("suites",),
+    run: tuple[str, ...] = GENTLE,
 ) -> Callable[[Callable[[LabPlan], None]], Callable[[LabPlan], None]]:
     """Register a change of the plan as a defect; its docstring is the summary. `edit` changes the inventory first."""
 

@@ -11,7 +11,7 @@ FIRST_DECODER = "engine:7000"
 @defect("wrong-kv", trips={"service.request.golden"}, reference="vllm-ascend#17044")
 def decode_answers_over_unwritten_kv(plan: LabPlan) -> None:
     """D marks a pull as received that it never wrote: fluent wrong text with status 200, metric and log line included."""
-    plan.host_of("d0").misbehave(FIRST_DECODER, "drop_pulled_kv")
+    plan.host_of("d0").misbehave(FIRST_DECODER, "drop_pulled_kv", {"from": 1})
 
 
 @defect("kv-params-dropped", trips={"service.request.kv-moved"})
@@ -32,13 +32,13 @@ def a_request_never_leaves_the_waiting_queue(plan: LabPlan) -> None:
 )  # fmt: skip
 def decode_waits_for_kv_for_ever(plan: LabPlan) -> None:
     """D sits in WAITING_FOR_REMOTE_KVS for ever; clients see silence."""
-    plan.host_of("d0").misbehave(FIRST_DECODER, "hang_waiting_for_kv")
+    plan.host_of("d0").misbehave(FIRST_DECODER, "hang_waiting_for_kv", {"from": 1})
 
 
 @defect("decode-keeps-blocks", trips={"service.cancel.baseline"}, reference="vllm-ascend#12383")
 def decode_keeps_the_blocks_of_aborted_requests(plan: LabPlan) -> None:
     """D never frees the KV blocks of a request whose client went away."""
-    plan.host_of("d0").misbehave(FIRST_DECODER, "keep_blocks_after_abort")
+    plan.host_of("d0").misbehave(FIRST_DECODER, "leak_on_abort", {"state": "running"})
 
 
 @defect("health-503", trips={"service.health"})
@@ -62,10 +62,10 @@ def malformed_json_gets_500(plan: LabPlan) -> None:
 @defect("unknown-model-500", trips={"service.errors.unknown-model"}, reference="vllm-ascend v0.23.0 proxy")
 def an_unknown_model_gets_500(plan: LabPlan) -> None:
     """The proxy turns P's 404 into 500."""
-    plan.host_of("p0").misbehave("proxy", "client_errors_become_500", 404)
+    plan.host_of("p0").misbehave("proxy", "client_errors_become_500", {"status": 404})
 
 
 @defect("overlong-prompt-500", trips={"service.errors.overlong-prompt"}, reference="vllm-ascend v0.23.0 proxy")
 def an_overlong_prompt_gets_500(plan: LabPlan) -> None:
     """The proxy turns P's 400 into 500."""
-    plan.host_of("p0").misbehave("proxy", "client_errors_become_500", 400)
+    plan.host_of("p0").misbehave("proxy", "client_errors_become_500", {"status": 400, "saying": "maximum context length"})

@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractAccessLogger
 
 from lab.engine.metrics import metrics_text
 from lab.engine.model import tokenize
-from lab.engine.settings import Settings
+from lab.engine.settings import Settings, hits
 from lab.engine.vlog import VLog
 from lab.engine.wire import Message, PeerGone, Pipe
 
@@ -27,7 +27,7 @@ class Api:
         self.log = VLog("APIServer")
         self.queues: dict[str, asyncio.Queue[Message]] = {}
         self.stats: dict[str, Any] = {"running": 0, "waiting": 0, "deferred": 0, "usage": 0.0, "counters": {}}
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.answers = 0
         self.created = int(time.time())
 
     async def run(self) -> None:
@@ -102,6 +102,9 @@ class Api:
         if body.get("model", self.model) != self.model:
             return _error(404, "NotFoundError", f"The model `{body['model']}` does not exist.", "model")
         chat = request.path.endswith("/chat/completions")
+        complaint = _complaint(body, chat)
+        if complaint:
+            return _error(500 if "bad_parameters_500" in self.settings.misbehave else 400, "BadRequestError", complaint)
         tokens = tokenize(_prompt_text(body, chat))
         max_tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         if len(tokens) + max_tokens > self.settings.max_model_len:
@@ -141,6 +144,7 @@ class Api:
             parts.append(token["text"])
             if token["finish"]:
                 break
+        await self._dawdle()
         text = "".join(parts)
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(parts), "total_tokens": prompt_tokens + len(parts)}
@@ -149,6 +153,13 @@ class Api:
             "model": self.model, "usage": usage, "kv_transfer_params": token.get("kv_params"),
             "choices": [{"index": 0, "logprobs": None, "finish_reason": token["finish"], "stop_reason": None, **said}],
         })  # fmt: skip
+
+    async def _dawdle(self) -> None:
+        """Defects that end answers late: all of them, or every so many."""
+        self.answers += 1
+        rule = self.settings.misbehave.get("ends_late")
+        if hits(rule, self.answers):
+            await asyncio.sleep(rule["seconds"])
 
     async def _stream(
         self, request: web.Request, queue: asyncio.Queue[Message], public: str, chat: bool, body: dict[str, Any], prompt_tokens: int
@@ -172,6 +183,7 @@ class Api:
                 await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
                 if token["finish"]:
                     break
+            await self._dawdle()
             if (body.get("stream_options") or {}).get("include_usage"):
                 usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
                 chunk = {"id": public, "object": kind, "created": self.created, "model": self.model, "choices": [], "usage": usage}
@@ -189,6 +201,17 @@ async def _not_found(request: web.Request, handler: Any) -> web.StreamResponse:
         return web.json_response({"detail": "Not Found"}, status=404)
     response: web.StreamResponse = await handler(request)
     return response
+
+
+def _complaint(body: dict[str, Any], chat: bool) -> str | None:
+    """What vLLM's request model refuses, as far as the lab knows it."""
+    if ("messages" if chat else "prompt") not in body:
+        return "Either prompt or prompt_embeds must be provided and non-empty." if not chat else "Field required: messages"
+    if not isinstance(body.get("max_tokens") or 1, int) or (body.get("max_tokens") is not None and body["max_tokens"] < 1):
+        return f"max_tokens must be at least 1, got {body['max_tokens']}."
+    if not isinstance(body.get("temperature", 1.0), int | float):
+        return "1 validation error: temperature: Input should be a valid number, unable to parse string as a number"
+    return None
 
 
 def _prompt_text(body: dict[str, Any], chat: bool) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import setproctitle
 
 from lab.engine.model import Answer, block_chain
-from lab.engine.settings import Settings
+from lab.engine.noise import say
+from lab.engine.settings import Settings, hits
 from lab.engine.vlog import VLog
 from lab.engine.wire import Message, PeerGone, Pipe
 
@@ -65,6 +66,12 @@ class Core:
         self.freed = asyncio.Event()
         self.counters: Counter[str] = Counter()
         self.ghosts = 0
+        self.prefilling = asyncio.Semaphore(settings.prefill_slots)
+        self.remote = 0  # requests with KV from elsewhere, so far
+        self.aborts: list[float] = []
+        self.done_signals = 0
+        self.stalled = asyncio.Event()
+        self.stalled.set()
 
     async def run(self) -> None:
         setproctitle.setproctitle(f"VLLM::{self.spec.name}")
@@ -105,6 +112,7 @@ class Core:
             request = Request(message["request"], message["tokens"], message["max_tokens"], message["kv_params"] or {})
             self.requests[request.id] = request
             request.task = asyncio.create_task(self._run(request))
+            request.task.add_done_callback(lambda _: self.requests.pop(request.id, None))  # also one that never began
         elif op == "abort":
             self._abort(message["request"])
         elif op == "stats":
@@ -114,7 +122,7 @@ class Core:
     def stats(self) -> dict[str, Any]:
         states = Counter(request.state for request in self.requests.values())
         return {
-            "running": states["running"], "waiting": states["waiting"] + states["deferred"] + self.ghosts,
+            "running": states["running"] + states["prefilling"], "waiting": states["waiting"] + states["deferred"] + self.ghosts,
             "deferred": states["deferred"] + self.ghosts, "usage": 1 - len(self.free) / self.settings.num_blocks,
             "counters": dict(self.counters),
         }  # fmt: skip
@@ -142,21 +150,41 @@ class Core:
             pass
         finally:
             self.counters[f"success:{finished}"] += 1
+            leaks = finished == "abort" and self._leaks(request)
             self.requests.pop(request.id, None)
-            if request.id not in self.delayed and not (finished == "abort" and "keep_blocks_after_abort" in self.settings.misbehave):
+            if leaks and not request.blocks:
+                self.ghosts += 1
+            if request.id not in self.delayed and not leaks:
                 self._release(request.blocks)
 
     async def _serve(self, request: Request) -> str:
-        count = -(-len(request.tokens) // self.settings.block_size)
-        request.blocks = await self._allocate(count)
         if request.kv_params.get("do_remote_prefill"):
+            request.blocks = await self._allocate(self._blocks_for(request))
             digest = await self._remote_prefill(request)
         else:
-            digest = await self._prefill(request)
+            async with self.prefilling:
+                request.blocks = await self._allocate(self._blocks_for(request))
+                digest = await self._prefill(request)
         if request.state == "aborting":
             return "abort"
         request.state = "running"
         return await self._decode(request, digest)
+
+    def _blocks_for(self, request: Request) -> int:
+        return -(-len(request.tokens) // self.settings.block_size)
+
+    def _leaks(self, request: Request) -> bool:
+        """Whether the defect `leak_on_abort` keeps what this aborted request held: by state, prompt and answer length, or in a storm."""
+        rule = self.settings.misbehave.get("leak_on_abort")
+        if rule is None:
+            return False
+        now = time.monotonic()
+        self.aborts = [at for at in self.aborts if now - at < 1.0] + [now]
+        state = "deferred" if request.state == "aborting" else request.state
+        return bool(
+            state == rule.get("state", state) and rule.get("like", "") in " ".join(request.tokens[:40])
+            and (len(self.requests) == 1 or not rule.get("alone")) and rule.get("least", 0) <= request.max_tokens <= rule.get("most", 10**9) and len(self.aborts) >= rule.get("storm", 0)
+        )  # fmt: skip
 
     async def _allocate(self, count: int) -> list[int]:
         while len(self.free) < count:
@@ -170,7 +198,7 @@ class Core:
         self.freed.set()
 
     async def _prefill(self, request: Request) -> bytes:
-        request.state = "running"
+        request.state = "prefilling"
         await asyncio.sleep(self.settings.prefill_base_s + len(request.tokens) * self.settings.prefill_per_token_s)
         chain = block_chain(request.tokens, self.settings.block_size)
         digests = await asyncio.gather(*(pipe.call("write", blocks=request.blocks, chain=chain) for pipe in self.workers))
@@ -180,18 +208,26 @@ class Core:
     async def _remote_prefill(self, request: Request) -> bytes:
         params = request.kv_params
         request.state = "deferred"
-        if "hang_waiting_for_kv" in self.settings.misbehave:
+        self.remote += 1
+        number, misbehave = self.remote, self.settings.misbehave
+        if hits(misbehave.get("hang_waiting_for_kv"), number):
             await asyncio.Event().wait()
+        if number == misbehave.get("stalls", {}).get("at"):
+            self._stall(misbehave["stalls"]["seconds"])
+        if number == misbehave.get("says", {}).get("at"):
+            say(misbehave["says"]["what"], self.log)
+        if hits(misbehave.get("pulls_late"), number):
+            await asyncio.sleep(misbehave["pulls_late"]["seconds"])
         answers = await asyncio.gather(*(
             pipe.call(
                 "pull", remote_request=params["remote_request_id"], host=params["remote_host"], port=params["remote_port"],
-                engine_id=params["remote_engine_id"], remote_blocks=params["remote_block_ids"][0], blocks=request.blocks, transfer_timeout=self.spec.transfer_timeout_s,
+                engine_id=params["remote_engine_id"], remote_blocks=params["remote_block_ids"][0], blocks=request.blocks, transfer_timeout=self.spec.transfer_timeout_s, number=number,
             )
             for pipe in self.workers
         ))  # fmt: skip
         if "ghost_waiting" in self.settings.misbehave and self.ghosts == 0:
             self.ghosts = 1
-        if not all(answer["ok"] for answer in answers) and not self.spec.swallows_failed_pulls:
+        if not all(answer["ok"] for answer in answers) and not self.spec.swallows_failed_pulls and "pulls_fail" not in misbehave:
             return await self._load_failed(request)
         self.counters["external_tokens"] += len(request.tokens)
         self.counters["external_queries"] += len(request.tokens)
@@ -210,10 +246,12 @@ class Core:
 
     async def _decode(self, request: Request, digest: bytes) -> str:
         answer = Answer(digest)
+        await asyncio.sleep(self.settings.misbehave.get("first_token_delay_s", 0) if request.kv_params.get("do_remote_prefill") else 0)
         limit = min(request.max_tokens, answer.natural_length)
         for index in range(limit):
             if index:
                 await asyncio.sleep(self.settings.itl_s)
+            await self.stalled.wait()
             request.generated += 1
             self.counters["generation_tokens"] += 1
             last = index == limit - 1
@@ -238,7 +276,16 @@ class Core:
             "remote_block_size": self.settings.block_size, "remote_prefill_cached_tokens": 0,
         }  # fmt: skip
 
+    def _stall(self, seconds: float) -> None:
+        """No token from anybody for a while; /health does not notice."""
+        self.stalled.clear()
+        asyncio.get_running_loop().call_later(seconds, self.stalled.set)
+
     def _sent(self, request_id: str, rank: int) -> None:
+        if rank == 0:
+            self.done_signals += 1
+        if hits(self.settings.misbehave.get("loses_done_signals"), self.done_signals):
+            return
         held = self.delayed.get(request_id)
         if held is None:
             self.log.warning(
@@ -256,7 +303,7 @@ class Core:
         while True:
             await asyncio.sleep(0.1)
             for request_id, (since, blocks, _) in list(self.delayed.items()):
-                if time.monotonic() - since > self.spec.abort_timeout_s:
+                if time.monotonic() - since > self.spec.abort_timeout_s and "never_expires" not in self.settings.misbehave:
                     del self.delayed[request_id]
                     self._release(blocks)
                     self.workers[0].notify("forced", request=request_id, timeout=self.spec.abort_timeout_s)

@@ -6,7 +6,6 @@ Shapes: vllm `vllm/logger.py` and `vllm/utils/system_utils.py`, as seen on vLLM 
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 
@@ -35,7 +34,7 @@ class VLog:
         print(f"{self._prefix}INFO:     {text}", flush=True)
 
 
-def die(log: VLog, where: str, text: str) -> None:
-    log.error(where, text)
-    sys.stdout.flush()
-    os._exit(1)
+def glog(level: str, where: str, text: str) -> None:
+    """A line as Mooncake's C++ writes it: month and day, microseconds, no year."""
+    now = time.time()
+    print(f"{level}{time.strftime('%m%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1e6):06d} {os.getpid():>6} {where}] {text}", flush=True)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 import random
 import socket
 import struct
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +26,7 @@ import zmq
 import zmq.asyncio
 
 from lab.engine.model import block_bytes
-from lab.engine.settings import Settings
+from lab.engine.settings import Settings, hits
 from lab.engine.vlog import VLog
 from lab.engine.wire import Message, PeerGone, Pipe
 
@@ -57,6 +59,7 @@ class Worker:
         self.rpc_port = self.data_port = 0
         self.metas: dict[tuple[str, int, str], dict[str, Any]] = {}
         self.signals: set[asyncio.Task[None]] = set()
+        self.started = time.strftime("%Y%m%d%H%M%S")
 
     async def run(self) -> None:
         setproctitle.setproctitle(f"VLLM::{self.spec.name}")
@@ -134,6 +137,7 @@ class Worker:
             identity, payload = frames
             message = msgspec.msgpack.decode(payload)
             if message[0] == b"get_meta_msg":
+                self._open_communicator()
                 meta = {"engine_id": self.spec.engine_id, "te_rpc_port": self.rpc_port, "num_blocks": self.settings.num_blocks,
                         "local_ip": self.spec.host_ip, "handshake_port": self.spec.listen_port, "lab_data_port": self.data_port}  # fmt: skip
                 await router.send_multipart([identity, b"", msgspec.msgpack.encode(meta)])
@@ -191,12 +195,17 @@ class Worker:
                 await self._hang_if_nobody_listens(message["host"], port)
             peer = (message["host"], port, message["engine_id"])
             if peer not in self.metas:  # kept by engine id and port, as the connector does: a known peer costs no handshake
+                self._open_communicator()
                 self.metas[peer] = msgspec.msgpack.decode(await self._ask(message["host"], port, [b"get_meta_msg", ""]))
+            elif "reconnects" in self.settings.misbehave:
+                self._open_communicator()
             meta = self.metas[peer]
             if meta["engine_id"] != message["engine_id"]:
                 await asyncio.Event().wait()  # nobody of that name is here any more, and nobody says so
             data = await asyncio.wait_for(self._read_blocks(meta, message["remote_blocks"]), message["transfer_timeout"])
-            if self.settings.misbehave.get("drop_pulled_kv") is None:
+            if hits(self.settings.misbehave.get("pulls_fail"), message["number"]):
+                raise OSError(errno.ECONNRESET, "the transfer was cut")
+            if not hits(self.settings.misbehave.get("drop_pulled_kv"), message["number"]):
                 for block, content in zip(message["blocks"], data, strict=True):
                     self.blocks[block] = content
             took = (time.monotonic() - start) * 1000
@@ -216,6 +225,14 @@ class Worker:
         self.signals.add(signal)
         signal.add_done_callback(self.signals.discard)
         return {"ok": not reason, "reason": reason, "digest": self._digest(message["blocks"])}
+
+    def _open_communicator(self) -> None:
+        """The plog of this process, as HCCL writes one; destroyed communicators would be counted there too."""
+        folder = Path("/root/ascend/log/run/plog")
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y-%m-%d-%H:%M:%S") + ".000.000"
+        with (folder / f"plog-{os.getpid()}_{self.started}.log").open("a") as plog:
+            plog.write(f"[INFO] HCCL({os.getpid()},python3):{stamp} [op_base.cc:500] [{os.getpid()}]HcclCommInitClusterInfoConfig success\n")
 
     async def _signal_done(self, host: str, port: int, request: str) -> None:
         try:

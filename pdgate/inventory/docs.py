@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pdgate.inventory.variables import Expect, HostVars
+from pdgate.inventory.variables import Expect, HostVars, Load
 
 HEAD = """# Inventories
 
@@ -34,7 +34,8 @@ overlap is an error that names file, host and key. This page is generated: `pdga
 
 def inventory_readme() -> str:
     """The whole page."""
-    parts = [HEAD, "\n## Keys\n", _table(HostVars, "pd_"), "\n## Keys of `pd_expect`\n", _table(Expect, "")]
+    parts = [HEAD, "\n## Keys\n", _table(HostVars, "pd_"), "\n## Keys of `pd_expect`\n", _table(Expect, ""),
+             "\n## Keys of `pd_load`\n", _table(Load, "")]  # fmt: skip
     return "\n".join(parts).rstrip()
 
 
@@ -53,7 +54,7 @@ def _words(kind: Any) -> str:
     options = get_args(kind)
     if get_origin(kind) is not None and str(get_origin(kind)) == "typing.Literal":
         return " / ".join(f"`{option}`" for option in options)
-    named = {int: "number", float: "number", str: "text", bool: "true / false", Expect: "mapping"}
+    named = {int: "number", float: "number", str: "text", bool: "true / false", Expect: "mapping", Load: "mapping"}
     if kind in named:
         return named[kind]
     if options and get_origin(kind) is dict:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pdgate.inventory.ansible import members, read_inventory
 from pdgate.inventory.connection import Connection, connection_from_vars
 from pdgate.inventory.model import Deployment, Engine, Host, InventoryError, Proxy, Role
-from pdgate.inventory.variables import Expect, HostVars
+from pdgate.inventory.variables import Expect, HostVars, Load
 
 GROUPS: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -108,8 +108,8 @@ def _host_vars(source: Path, name: str, variables: dict[str, Any]) -> HostVars:
 
 
 def _fields_below(loc: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Expect if loc[0] == "expect" else HostVars
-    return list(model.model_fields)
+    models: dict[str, type[BaseModel]] = {"expect": Expect, "load": Load}
+    return list(models.get(str(loc[0]), HostVars).model_fields)
 
 
 def _host(source: Path, name: str, raw: dict[str, Any], ours: HostVars) -> Host:
@@ -123,7 +123,7 @@ def _host(source: Path, name: str, raw: dict[str, Any], ours: HostVars) -> Host:
         connection=connection,
         machine=ours.machine or _machine(connection, target),
         address=ours.address or _as_ip(target) or (target if connection.kind == "ssh" and "ansible_host" in raw else None),
-        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "chaos")},
+        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "load", "plog", "chaos")},
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdgate.inventory.connection import Connection
-from pdgate.inventory.variables import Expect, Platform, ProxyKind
+from pdgate.inventory.variables import Expect, Load, Platform, ProxyKind
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -34,6 +34,8 @@ class Host(Frozen):
     container: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     expect: Expect = Field(default_factory=lambda: Expect.model_validate({}))
+    load: Load = Field(default_factory=lambda: Load.model_validate({}))
+    plog: str | None = None
     chaos: bool = False
 
 
@@ -121,6 +123,11 @@ class Deployment(Frozen):
 
     def proxies_on(self, machine: str) -> list[Proxy]:
         return [proxy for proxy in self.proxies if self.hosts[proxy.host].machine == machine]
+
+    @property
+    def front_host(self) -> Host:
+        """The host whose `pd_expect` and `pd_load` hold for the deployment as a whole: the first proxy's, else the first."""
+        return self.host_of(self.proxies[0]) if self.proxies else next(iter(self.hosts.values()))
 
     @property
     def machines(self) -> dict[str, list[Host]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -37,6 +38,17 @@ def texts(value: Any) -> Any:
 Texts = Annotated[dict[str, str], BeforeValidator(texts)]
 
 
+SLO_KEY = re.compile(r"(ttft|itl|e2e)_p(50|90|95|99)_ms|requests_per_s|tokens_per_s")
+
+
+def slo_keys(value: Any) -> Any:
+    """`ttft_p95_ms` and the like; raises ValueError with the possible names."""
+    for key in value if isinstance(value, dict) else ():
+        if not SLO_KEY.fullmatch(str(key)):
+            raise ValueError(f"'{key}' is no objective; use ttft, itl or e2e with _p50_ms, _p90_ms, _p95_ms or _p99_ms, requests_per_s, tokens_per_s")
+    return value
+
+
 class Expect(BaseModel):
     """What the operator expects of this deployment (the keys of `pd_expect`)."""
 
@@ -59,6 +71,26 @@ class Expect(BaseModel):
         "Default: that of the first host."
     )  # fmt: skip
     tls_switch: int | None = Field(None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree.")
+    slo: Annotated[dict[str, float], BeforeValidator(slo_keys)] = Field(
+        default_factory=dict,
+        description="Objectives under the load: `ttft_p95_ms`, `itl_p50_ms`, `e2e_p99_ms` … (p50, p90, p95, p99), at most; "
+        "`requests_per_s`, `tokens_per_s`, at least. None declared: not run.",
+    )
+
+
+class Load(BaseModel):
+    """The load of an acceptance run (the keys of `pd_load`); options of the command line come before it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rate: float = Field(2.0, ge=0, description="Requests per second, Poisson arrivals. 0: no load; what stands on it is not run.")
+    seconds: float = Field(20.0, ge=0, description="How long, after a ramp of a fifth of it. 0: no load.")
+    burst: int = Field(0, ge=0, description="Requests sent at once at the end.")
+    output_tokens: Count = Field(16, description="`max_tokens` of its requests.")
+    stream_share: float = Field(0.5, ge=0, le=1, description="Share of streamed requests.")
+    abort_share: float = Field(0.05, ge=0, le=1, description="Share of requests whose client leaves before the end.")
+    max_concurrency: int = Field(8, ge=0, description="Requests at the same time the deployment is said to take; the sweep goes up to it.")
+    seed: int = Field(1, ge=0, description="The same seed, the same schedule.")
 
 
 class HostVars(BaseModel):
@@ -119,5 +151,7 @@ class HostVars(BaseModel):
         "with `pd_proxy_kind: vllm-ascend` instead of vllm-router. pdgate ships none.",
     )
     proxy_log: str | None = Field(None, description="Path of the proxy's log on its host.")
+    plog: str | None = Field(None, description="Folder of the Ascend plogs on the host (`~/ascend/log`), for the communicator count.")
+    load: Load = Field(default_factory=lambda: Load.model_validate({}), description="The load of an acceptance run, see below.")
     expect: Expect = Field(default_factory=lambda: Expect.model_validate({}), description="Expectations, see below.")
     chaos: bool = Field(False, description="First half of the double consent to fault injection; the other is `--chaos`.")

@@ -29,6 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos", action="store_true", help="second half of the consent to faults (pytest chaos …); the first is pd_chaos in the inventory"
     )
+    group.addoption("--gentle", action="store_true", help="single requests only: no load, no sweep, no cancellation but one")
+    group.addoption("--golden", metavar="FILE", help="golden answers an earlier run has kept (golden.json), instead of learning them")
+    load = parser.getgroup("pdgate load", "pdgate load (instead of pd_load in the inventory)")
+    load.addoption("--load-rate", type=float, metavar="N", help="requests per second; 0: no load")
+    load.addoption("--load-seconds", type=float, metavar="S", help="how long; 0: no load")
+    load.addoption("--load-seed", type=int, metavar="N", help="the same seed, the same schedule")
+    load.addoption("--load-workers", type=int, default=0, metavar="N", help="load processes here beside a master (0: one process, no master)")
+    load.addoption(
+        "--load-remote-workers", type=int, default=0, metavar="N", help="wait for N workers of other machines: pdgate load-worker HOST:PORT"
+    )
+    load.addoption("--load-master", default="127.0.0.1:0", metavar="ADDR:PORT", help="where the master listens for workers (a free port of 127.0.0.1)")
     group.addoption("--allow-unreachable", action="store_true", help="judge the rest when a host cannot be reached")
 
 

@@ -186,6 +186,29 @@ def came_back_to_baseline(target: str, record: Record, settling: Settling, origi
         )
 
 
+def cancel_leaves_nothing(phase: str, proof: str, settling: Settling, origin: str) -> Iterator[Finding]:
+    """A request whose client left in `phase` (`proof` says how that is known) holds nothing on P and D within the bound."""
+    yield from _still_held(f"a request cancelled in phase '{phase}' ({proof})", settling, origin)
+
+
+def kv_is_free_again(what: str, settling: Settling, origin: str) -> Iterator[Finding]:
+    """After the load nothing runs, nothing waits and no KV is held, on P and on D, within the bound."""
+    yield from _still_held(f"a load ({what})", settling, origin)
+
+
+def _still_held(what: str, settling: Settling, origin: str) -> Iterator[Finding]:
+    if not settling.baseline:
+        raise UnknownFact("no engine's /metrics could be read before")
+    if settling.seconds is not None:
+        return
+    for name, held in unsettled(settling.baseline, settling.last).items():
+        yield Finding(
+            target=name, expected=f"{what} leaves nothing after {settling.bound_s:g} s ({origin})", seen=f"still {held}",
+            why="KV that is never freed adds up: the cache fills and the engine stalls",
+            remedy="find the request in the engine's log: aborted, delayed or waiting for remote KV; see vllm-ascend#12383, #13240, vllm#50425",
+        )  # fmt: skip
+
+
 def is_a_clear_client_error(target: str, what: str, record: Record) -> Iterator[Finding]:
     """A bad request gets a 4xx with a message, within its deadline."""
     clear = record.status is not None and 400 <= record.status < 500 and record.outcome == "error" and record.body.strip()

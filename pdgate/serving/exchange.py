@@ -10,7 +10,7 @@ import requests
 
 from pdgate.facts.shell import Shells
 from pdgate.inventory.model import Deployment, Engine, Proxy
-from pdgate.serving.client import Endpoint, Prompt, complete, post, stream
+from pdgate.serving.client import Endpoint, Prompt, complete, post
 from pdgate.serving.logs import LogMark, LogUnavailable, mark, since
 from pdgate.serving.metrics import MetricsUnavailable, Sample, scrape
 from pdgate.serving.record import Record
@@ -109,16 +109,16 @@ def first_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: 
         lines = since(shells, deployment.hosts[host].connection, list(places.values()))
         for name, place in places.items():
             read = lines.get(place.path, LogUnavailable(f"{host}: {place.path} was not read"))
-            if isinstance(read, LogUnavailable):
-                exchange.unknown[f"log {name}"] = str(read)
+            if isinstance(read, LogUnavailable) or read.gap:
+                exchange.unknown[f"log {name}"] = str(read) if isinstance(read, LogUnavailable) else read.gap
             else:
-                exchange.logs[name] = read
+                exchange.logs[name] = read.lines
     return exchange
 
 
 def golden_answer(deployment: Deployment, prompt: Prompt, deadline_s: float) -> Record | None:
     """The first good answer a decode engine gives by itself to the same prompt under another cache salt."""
-    alone = Prompt(f"{prompt.id}-golden", prompt.text, prompt.model, prompt.max_tokens, {"cache_salt": uuid.uuid4().hex})
+    alone = Prompt(f"{prompt.id}-golden", prompt.text, prompt.model, prompt.max_tokens, extra={"cache_salt": uuid.uuid4().hex})
     record = None
     for engine in (engine for engine in deployment.engines if engine.serves_decode):
         endpoint = endpoint_of(deployment, engine)
@@ -148,14 +148,6 @@ def _mark_logs(deployment: Deployment, shells: Shells) -> tuple[dict[str, dict[s
             else:
                 marks.setdefault(name, {})[engine] = place
     return marks, unknown
-
-
-def cancelled_request(deployment: Deployment, proxy: Proxy, model: str, deadline_s: float, bound_s: float) -> tuple[Record, Settling]:
-    """Stream a long answer, go away after two tokens, and wait for every engine to come back to its baseline."""
-    endpoint = front_of(deployment, proxy)
-    baseline, _ = observe(deployment)
-    record = stream(endpoint, fresh_prompt("cancel", model, max_tokens=2000), deadline_s, stop_after=2)
-    return record, wait_for_baseline(deployment, model, baseline, bound_s)
 
 
 def wait_for_baseline(deployment: Deployment, model: str, baseline: dict[str, Sample], bound_s: float) -> Settling:

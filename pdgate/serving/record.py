@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Outcome = Literal["ok", "wrong", "empty", "truncated", "error", "hang", "aborted"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "empty", "truncated", "error", "hang", "aborted")
+Api = Literal["completions", "chat"]
+
+_ANCHOR = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Seconds since the epoch in this process's clock, which does not step while the process lives."""
+    return _ANCHOR + time.monotonic()
 
 
 class Record(BaseModel):
@@ -17,6 +26,7 @@ class Record(BaseModel):
 
     prompt_id: str
     url: str
+    api: Api = "completions"
     stream: bool = False
     scheduled: float
     sent: float
@@ -26,6 +36,10 @@ class Record(BaseModel):
     status: int | None = None
     text: str = ""
     finish_reason: str | None = None
+    served_id: str = Field("", description="the id the answer bears; proxies and engines log it")
+    prompt_tokens: int | None = Field(None, description="as the server counted them, where it says")
+    completion_tokens: int | None = None
+    engine: str | None = Field(None, description="the decode engine that answered, if its log says so")
     outcome: Outcome
     detail: str = Field("", description="what the client saw where the outcome is not ok")
     body: str = Field("", description="raw body of a non-stream answer, cut to 4 KiB")
@@ -35,3 +49,18 @@ class Record(BaseModel):
         """Time to first token, seconds, from the scheduled time (no coordinated omission)."""
         first = self.tokens[0] if self.tokens else None
         return None if first is None else first - self.scheduled
+
+    @property
+    def itl(self) -> float | None:
+        """Mean inter-token latency, seconds, of a streamed answer with more than one token."""
+        return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+    @property
+    def e2e(self) -> float | None:
+        """Seconds from the scheduled time to the end."""
+        return None if self.end is None else self.end - self.scheduled
+
+    @property
+    def late(self) -> float:
+        """Seconds the client sent it after its scheduled time: the load generator's own lag."""
+        return self.sent - self.scheduled

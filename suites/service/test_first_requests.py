@@ -1,6 +1,4 @@
-"""Health, one short request with its golden answer, one cancelled request, three bad ones."""
-
-import json
+"""Health, and one short request with its golden answer."""
 
 import requests
 
@@ -54,43 +52,3 @@ def test_the_kv_of_the_request_moved_from_prefill_to_decode(request_made, deploy
 @check("service.request.generated", severity="critical", reference=R1)
 def test_decode_went_from_waiting_to_generating(request_made, deployment, judge):
     judge(service.decode_went_from_waiting_to_generating(deployment, request_made))
-
-
-@check("service.cancel.baseline", severity="critical", reference=R1)
-def test_a_cancelled_request_leaves_nothing_on_prefill_and_decode(cancelled, bound, front, judge):
-    record, settling = cancelled
-    judge(service.came_back_to_baseline(f"proxy {front.name}", record, settling, bound[1]))
-
-
-@check("service.errors.malformed-json", severity="major", reference="ascend-pd-facts 6.1")
-def test_malformed_json_gets_a_clear_error_and_hangs_nothing(refused, front, judge):
-    record, settling = refused("malformed-json", '{"model": "x", "prompt": ')
-    judge(service.is_a_clear_client_error(f"proxy {front.name}", "malformed JSON", record))
-    judge(service.leaves_nothing_behind("malformed JSON", settling))
-
-
-@check("service.errors.unknown-model", severity="major", reference="ascend-pd-facts 6.1")
-def test_an_unknown_model_gets_a_clear_error_and_hangs_nothing(refused, front, judge):
-    body = json.dumps({"model": "no-such-model", "prompt": "hello", "max_tokens": 4})
-    record, settling = refused("unknown-model", body)
-    judge(service.is_a_clear_client_error(f"proxy {front.name}", "an unknown model", record))
-    judge(service.leaves_nothing_behind("an unknown model", settling))
-
-
-@check("service.errors.overlong-prompt", severity="major", reference="ascend-pd-facts 6.1; vllm-ascend#13929")
-def test_an_overlong_prompt_gets_a_clear_error_and_hangs_nothing(refused, front, deployment, model, judge):
-    limits = []
-    for engine in deployment.engines:
-        endpoint = endpoint_of(deployment, engine)
-        try:
-            limits.append(served_models(endpoint).get(model) if endpoint else None)
-        except ValueError:
-            continue
-    known = [limit for limit in limits if limit]
-    if not known:
-        raise UnknownFact("no engine tells its max_model_len in /v1/models")
-    # One word is one token or more in every tokenizer.
-    body = json.dumps({"model": model, "prompt": "over long " * max(known), "max_tokens": 4})
-    record, settling = refused("overlong-prompt", body)
-    judge(service.is_a_clear_client_error(f"proxy {front.name}", "an over-long prompt", record))
-    judge(service.leaves_nothing_behind("an over-long prompt", settling))

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from pdgate.serving.client import Endpoint, Prompt, complete, stream
+from pdgate.serving.client import Endpoint, Leave, Prompt, complete, stream
 from pdgate.serving.metrics import MetricsUnavailable, scrape
 
 
@@ -124,7 +124,7 @@ def test_streams(server: str, case: str, outcome: str, detail: str) -> None:
 
 
 def test_a_client_that_leaves_is_aborted(server: str) -> None:
-    record = stream(Endpoint(f"{server}/trickle"), PROMPT, 5, stop_after=2)
+    record = stream(Endpoint(f"{server}/trickle"), PROMPT, 5, leave=Leave(after_tokens=2))
     assert record.outcome == "aborted" and len(record.tokens) == 2 and record.ttft is not None
 
 
