@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 from lab.control import Lab, LabUnavailable, embedded, forget, kept, remember, start
@@ -20,13 +21,16 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     status = actions.add_parser("status", help="say whether one runs, and how to reach it")
     for action in (up, down, status):
         action.add_argument("name", nargs="?", default="lab", choices=sorted(embedded()), help="lab (default), or real engines: see README")
+    inside = actions.add_parser("exec", help="run a command in the kept lab's network; {inventory} in it becomes the lab's inventory")
+    inside.add_argument("--name", default="lab", choices=sorted(embedded()))
+    inside.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     defects = actions.add_parser("defects", help="list the defects the lab can have")
     defects.add_argument("--json", action="store_true")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    return {"up": _up, "down": _down, "status": _status, "defects": _defects}[args.action](args)
+    return {"up": _up, "down": _down, "status": _status, "exec": _exec, "defects": _defects}[args.action](args)
 
 
 def _up(args: argparse.Namespace) -> int:
@@ -62,6 +66,16 @@ def _status(args: argparse.Namespace) -> int:
         return 1
     _show(args.name, lab)
     return 0
+
+
+def _exec(args: argparse.Namespace) -> int:
+    lab = kept(args.name)
+    command = [word.replace("{inventory}", lab.inventory if lab else "") for word in args.command if word != "--"]
+    if lab is None or not command:
+        print(f"{args.name} is not up; 'pdgate lab up {args.name}' starts it" if lab is None else "name a command: pdgate lab exec -- COMMAND")
+        return 4
+    lab.join()
+    return subprocess.run(command).returncode
 
 
 def _show(name: str, lab: Lab) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lab.tools import DeviceState
@@ -150,7 +152,10 @@ def plan_lab(deployment: Deployment) -> LabPlan:
                 for key, version in engine.versions.items() if key in ("vllm", "vllm_ascend", "mooncake")
             }  # fmt: skip
         for proxy in deployment.proxies_on(machine):
-            plan.proxy_command = _proxy_command(deployment, proxy.port)
+            if proxy.kind == "vllm-router":
+                plan.proxy_command = f"{_installed('vllm-router')} {router_arguments(deployment, first.address, proxy.port)}"
+            else:
+                plan.proxy_command = _proxy_command(deployment, proxy.port)
             plan.proxy_log, plan.proxy_port = proxy.log or "/var/log/pd/proxy.log", proxy.port
         plan.container.mounts = ["/etc/localtime", "/etc/hccn.conf", "/usr/local/Ascend/driver"]
         plans[first.name] = plan
@@ -184,6 +189,27 @@ def _engine(engine: Engine, deployment: Deployment) -> EnginePlan:
     }  # fmt: skip
     env = {"ASCEND_RT_VISIBLE_DEVICES": ",".join(map(str, engine.devices))} if engine.devices else {}
     return EnginePlan(engine, args, config, env)
+
+
+def _installed(command: str) -> Path:
+    """A command beside the running Python; raises ValueError with how to get it."""
+    path = Path(sys.executable).parent / command
+    if not path.is_file():
+        raise ValueError(f"pd_proxy_kind: {command} needs the {command} package beside pdgate: pip install {command} (make setup does)")
+    return path
+
+
+def router_arguments(deployment: Deployment, address: str, port: int) -> str:
+    """vllm-router in the mode the connector speaks: kv_transfer_params for all but upstream Mooncake."""
+    upstream = any(engine.connector == "MooncakeConnector" for engine in deployment.engines)
+    words = ["--vllm-pd-disaggregation", f"--kv-connector {'mooncake' if upstream else 'nixl'}", f"--host 0.0.0.0 --port {port}"]
+    for engine in deployment.engines:
+        url = deployment.url_of(engine)
+        if engine.role == "decode":
+            words.append(f"--decode {url}")
+        else:
+            words.append(f"--prefill {url}" + (f" {engine.kv_port}" if upstream else ""))
+    return " ".join([*words, f"--prometheus-host {address} --prometheus-port 29000 --health-check-interval-secs 2"])
 
 
 def _proxy_command(deployment: Deployment, port: int) -> str:

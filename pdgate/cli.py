@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from importlib.metadata import entry_points
 
-from pdgate import __version__
+from pdgate import __version__, ab
 from pdgate.connectors import CONNECTORS
 from pdgate.deployment import open_deployment
 from pdgate.inventory.docs import inventory_readme
 from pdgate.inventory.model import InventoryError
+from pdgate.serving.load.run import worker_argv
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     inventory.set_defaults(run=_inventory)
     connectors = commands.add_parser("connectors", help="list the connectors pdgate knows")
     connectors.set_defaults(run=_connectors)
+    worker = commands.add_parser("load-worker", help="make load for a run elsewhere that waits with --load-remote-workers")
+    worker.add_argument("master", metavar="HOST:PORT", help="its --load-master")
+    worker.set_defaults(run=lambda args: os.execv(sys.executable, worker_argv(args.master)))
+    ab.add_commands(commands)
     for entry in entry_points(group="pdgate.commands"):
         entry.load()(commands)
     args = parser.parse_args(argv)

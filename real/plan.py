@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.plan import PROXY_SCRIPT, EnginePlan, HostPlan, LabPlan, plan_lab
-from pdgate.inventory.model import Deployment, Engine, Proxy
+from lab.plan import PROXY_SCRIPT, EnginePlan, HostPlan, LabPlan, plan_lab, router_arguments
+from pdgate.inventory.model import Deployment, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "real"
@@ -70,7 +70,7 @@ def _real_engine(entry: EnginePlan) -> None:
 def _front(deployment: Deployment, host: HostPlan, proxy: Proxy) -> str:
     """vllm-router, or the upstream pull proxy of a user who has it."""
     if proxy.kind != "vllm-ascend":
-        return _router(deployment, host.address, proxy.port)
+        return f"vllm-router {router_arguments(deployment, host.address, proxy.port)}"
     if proxy.path is None or not Path(proxy.path).is_file():
         raise NotSetUp(
             f"host '{proxy.host}': pd_proxy_kind vllm-ascend needs pd_proxy_path, the path of load_balance_proxy_server_example.py on this "
@@ -81,23 +81,3 @@ def _front(deployment: Deployment, host: HostPlan, proxy: Proxy) -> str:
     host.files[copy] = Path(proxy.path).read_text()
     emulated = f"python3 {PROXY_SCRIPT}"
     return str(host.proxy_command).replace(emulated, f"{HOME}/venv/bin/python {copy}")
-
-
-def _router(deployment: Deployment, address: str, port: int) -> str:
-    """vllm-router in the mode the connector speaks: kv_transfer_params for all but upstream Mooncake."""
-    upstream = any(engine.connector == "MooncakeConnector" for engine in deployment.engines)
-    words = [
-        "vllm-router --vllm-pd-disaggregation",
-        f"--kv-connector {'mooncake' if upstream else 'nixl'}",
-        f"--host 0.0.0.0 --port {port}",
-    ]
-    for engine in deployment.engines:
-        words.append(_backend(engine, deployment, upstream))
-    return " ".join([*words, f"--prometheus-host {address} --prometheus-port 29000 --health-check-interval-secs 2"])
-
-
-def _backend(engine: Engine, deployment: Deployment, upstream: bool) -> str:
-    url = deployment.url_of(engine)
-    if engine.role == "decode":
-        return f"--decode {url}"
-    return f"--prefill {url}" + (f" {engine.kv_port}" if upstream else "")

@@ -26,6 +26,7 @@ class Defect:
     edit: Callable[[Inventory], None]
     reference: str = field(default="")
     run: tuple[str, ...] = GENTLE  # what to run to see it
+    alone: bool = False  # changes what others change, or hides them
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -40,12 +41,13 @@ def defect(
     edit: Callable[[Inventory], None] = lambda inventory: None,
     reference: str = "",
     run: tuple[str, ...] = GENTLE,
+    alone: bool = False,
 ) -> Callable[[Callable[[LabPlan], None]], Callable[[LabPlan], None]]:
     """Register a change of the plan as a defect; its docstring is the summary. `edit` changes the inventory first."""
 
     def register(change: Callable[[LabPlan], None]) -> Callable[[LabPlan], None]:
         assert change.__doc__, f"defect {name} needs a docstring: it is the summary"
-        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run)
+        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run, alone)
         return change
 
     return register

@@ -90,6 +90,7 @@ class Load(BaseModel):
     stream_share: float = Field(0.5, ge=0, le=1, description="Share of streamed requests.")
     abort_share: float = Field(0.05, ge=0, le=1, description="Share of requests whose client leaves before the end.")
     max_concurrency: int = Field(8, ge=0, description="Requests at the same time the deployment is said to take; the sweep goes up to it.")
+    idle_s: float = Field(10.0, ge=0, description="Silence before the connection storm: longer than the keep-alive of what stands in between.")
     seed: int = Field(1, ge=0, description="The same seed, the same schedule.")
 
 

@@ -43,6 +43,9 @@ def chains(entries: list[LogLine]) -> list[Chain]:
     found: list[list[LogLine]] = []
     last: LogLine | None = None
     for entry in entries:
+        signature = recognise(entry.whole) if entry.is_error else None
+        if signature is not None and signature.kind != "error":
+            continue  # it neither causes what stands beside it nor hides it
         if not entry.is_error and not (last is not None and entry.level == "INFO" and _of_chain(entry)):
             continue
         if last is not None and (entry.at is None or last.at is None or abs(entry.at - last.at) <= CHAIN_GAP_S):

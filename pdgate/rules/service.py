@@ -140,6 +140,9 @@ def _delta(exchange: Exchange, name: str, value: str) -> float | None:
     return None if now is None else now - (getattr(before, value) or 0)
 
 
+NOTICED_S = 1.0  # an engine looks for expired requests when it steps, and metrics follow
+
+
 def recovery_bound(deployment: Deployment, facts: dict[str, HostFacts]) -> tuple[float, str]:
     """Seconds within which a cancelled request must have left P and D, and where the number comes from.
 
@@ -159,7 +162,7 @@ def recovery_bound(deployment: Deployment, facts: dict[str, HostFacts]) -> tuple
         if running is None:
             continue
         try:
-            bounds.append((timer.seconds(running.environment), f"{timer.variable} of {engine.name}"))
+            bounds.append((timer.seconds(running.environment) + NOTICED_S, f"{timer.variable} of {engine.name} and {NOTICED_S:g} s to notice"))
         except ValueError as error:
             raise UnknownFact(f"{engine.name}: {error}") from None
     if not bounds:

@@ -50,7 +50,7 @@ def share(part: int, whole: int) -> Estimate:
     p, n = part / whole, whole
     middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half), n)
+    return Estimate(p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half)), n)
 
 
 def difference_of_shares(first: tuple[int, int], second: tuple[int, int]) -> Estimate:

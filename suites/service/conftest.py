@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -18,25 +19,16 @@ from pdgate.rules.finding import NotRun
 from pdgate.rules.load import must_be_applied
 from pdgate.rules.service import recovery_bound
 from pdgate.serving.client import Endpoint, post
-from pdgate.serving.exchange import (
-    Exchange,
-    Settling,
-    endpoint_of,
-    first_request,
-    front_of,
-    observe,
-    served_models,
-    wait_for_baseline,
-)  # fmt: skip
-from pdgate.serving.golden import GoldenBook, GoldenError, corpus, learn, load_golden, save_golden
+from pdgate.serving.exchange import Exchange, Settling, first_request, front_of, observe, wait_for_baseline
+from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt, save_golden
 from pdgate.serving.load import LoadFailed
 from pdgate.serving.load.run import Progress
 from pdgate.serving.logs import LogBook
 from pdgate.serving.manners import at_once, levels
 from pdgate.serving.metrics import Sample
+from pdgate.serving.questions import context_length_of, deadline_of, golden_of, model_of
 from pdgate.serving.record import Record
 from pdgate.serving.steady import Steady, load_plan, run_steady
-
 
 # Gentle first: single requests, then the load, then many at once, then clients that leave.
 ORDER = ("test_first_requests", "test_errors", "test_load", "test_logs", "test_slo", "test_concurrency", "test_cancellation")
@@ -50,24 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model(deployment: Deployment) -> str:
-    """The model name requests ask for: the declared one, else what the first answering engine serves."""
-    for engine in deployment.engines:
-        if engine.model:
-            return engine.model
-    for engine in deployment.engines:
-        endpoint = endpoint_of(deployment, engine)
-        try:
-            names = served_models(endpoint) if endpoint else {}
-        except ValueError:
-            continue
-        if names:
-            return next(iter(names))
-    raise UnknownFact("no pd_model in the inventory and no engine answers /v1/models")
+    return model_of(deployment)
 
 
 @pytest.fixture(scope="session")
 def deadline_s(deployment: Deployment) -> float:
-    return max(deployment.host_of(engine).expect.request_deadline_s for engine in deployment.engines)
+    return deadline_of(deployment)
 
 
 @pytest.fixture(scope="session")
@@ -107,16 +87,7 @@ def bound(deployment: Deployment, pdgate_run: Run) -> tuple[float, str]:
 
 @pytest.fixture(scope="session")
 def context_length(deployment: Deployment, model: str) -> int:
-    """The longest prompt plus answer the engines take, in tokens."""
-    limits = []
-    for engine in deployment.engines:
-        endpoint = endpoint_of(deployment, engine)
-        with contextlib.suppress(ValueError):
-            limits.append(served_models(endpoint).get(model) if endpoint else None)
-    known = [limit for limit in limits if limit]
-    if not known:
-        raise UnknownFact("no engine tells its max_model_len in /v1/models")
-    return min(known)
+    return context_length_of(deployment, model)
 
 
 @pytest.fixture(scope="session")
@@ -136,34 +107,12 @@ def longest_prompt(deployment: Deployment, context_length: int) -> int:
 
 
 @pytest.fixture(scope="session")
-def golden(
-    pytestconfig: pytest.Config, deployment: Deployment, model: str, deadline_s: float, wish: Load, longest_prompt: int, pdgate_run: Run
-) -> GoldenBook:
-    """Golden answers: of --golden=FILE, else learned from the first decode engine that answers by itself."""
-    from pathlib import Path
-
+def golden(pytestconfig: pytest.Config, deployment: Deployment, model: str, wish: Load, pdgate_run: Run) -> GoldenBook:
+    """Golden answers: of --golden=FILE, else learned; kept as golden.json."""
     given = pytestconfig.getoption("golden")
-    reasons = []
-    try:
-        if given:
-            book = load_golden(Path(given))
-            save_golden(book, pdgate_run.bundle / "golden.json")
-            return book
-    except GoldenError as error:
-        raise UnknownFact(str(error)) from None
-    prompts = corpus(longest_prompt, wish.output_tokens)
-    for engine in (engine for engine in deployment.engines if engine.serves_decode):
-        endpoint = endpoint_of(deployment, engine)
-        if endpoint is None:
-            reasons.append(f"{engine.name}: the inventory gives no address")
-            continue
-        try:
-            book = learn(endpoint, engine.name, model, prompts, deadline_s)
-            save_golden(book, pdgate_run.bundle / "golden.json")
-            return book
-        except GoldenError as error:
-            reasons.append(str(error))
-    raise UnknownFact("golden answers could not be learned: " + "; ".join(reasons))
+    book = golden_of(deployment, model, wish.output_tokens, Path(given) if given else None)
+    save_golden(book, pdgate_run.bundle / "golden.json")
+    return book
 
 
 @pytest.fixture(scope="session")
@@ -222,8 +171,6 @@ class Sweep:
 @pytest.fixture(scope="session")
 def sweep(door: Endpoint, deployment: Deployment, golden: GoldenBook, wish: Load, deadline_s: float, pdgate_run: Run) -> Sweep:
     """1, 2, 4 … requests at the same moment up to the declared maximum."""
-    from pdgate.serving.golden import judged, prompt_with_salt
-
     if wish.max_concurrency < 1:
         raise NotRun("no concurrency asked for (--gentle, or pd_load.max_concurrency is 0)")
     middle = sorted(golden.answers.values(), key=lambda one: len(one.prompt.text))[len(golden.answers) // 2].prompt

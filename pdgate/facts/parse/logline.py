@@ -66,7 +66,7 @@ def parse_log(unit: str, lines: Iterable[str], today: datetime.date) -> list[Log
         if entry is None and last is not None:
             tails[-1].append(raw)
             continue
-        if entry is not None and last is not None and _continues(last, entry):
+        if entry is not None and last is not None and _continues(last, tails[-1], entry):
             tails[-1].append(entry.text)
             continue
         entries.append(entry or LogLine(unit, number, raw))
@@ -74,10 +74,12 @@ def parse_log(unit: str, lines: Iterable[str], today: datetime.date) -> list[Log
     return [LogLine(**{**entry.__dict__, "more": tuple(tail)}) for entry, tail in zip(entries, tails, strict=True)]
 
 
-def _continues(last: LogLine, entry: LogLine) -> bool:
-    """vLLM repeats the head on every line of one message: a traceback is one entry."""
+def _continues(last: LogLine, tail: list[str], entry: LogLine) -> bool:
+    """vLLM repeats the head on every line of one message: a traceback is one entry, its last line included."""
     same = (last.shape, last.level, last.at, last.where, last.pid) == (entry.shape, entry.level, entry.at, entry.where, entry.pid)
-    return same and entry.shape == "vllm" and entry.level == "ERROR" and (entry.text.startswith((" ", "Traceback", "\t")) or not entry.text)
+    return same and entry.shape == "vllm" and entry.level == "ERROR" and (
+        entry.text.startswith((" ", "Traceback", "\t")) or not entry.text or any(TRACEBACK in text for text in (last.text, *tail))
+    )
 
 
 def _entry(unit: str, number: int, raw: str, today: datetime.date) -> LogLine | None:

@@ -119,7 +119,7 @@ def _watch(
     while main.poll() is None:
         if time.monotonic() > deadline:
             raise subprocess.TimeoutExpired(main.args, within)
-        dead = [worker.returncode for worker in workers if worker.poll() is not None]
+        dead = [worker.returncode for worker in workers if worker.poll()]  # 0: the master sent it home
         if dead:
             raise LoadFailed(f"a load worker ended with code {dead[0]}; {_tail(records.parent)}")
         with contextlib.suppress(subprocess.TimeoutExpired):
