@@ -165,7 +165,7 @@ def plan_lab(deployment: Deployment) -> LabPlan:
 def _environment(address: str) -> dict[str, str]:
     return {
         "VLLM_HOST_IP": address, "HCCL_IF_IP": address, "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
-        "HCCL_SOCKET_IFNAME": "eth0", "HCCL_INTRA_ROCE_ENABLE": "1", "OMP_PROC_BIND": "false", "OMP_NUM_THREADS": "10",
+        "HCCL_SOCKET_IFNAME": "eth0", "HCCL_INTRA_ROCE_ENABLE": "1", "ASCEND_TRANSFER_TIMEOUT": "1500", "OMP_PROC_BIND": "false", "OMP_NUM_THREADS": "10",
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "TASK_QUEUE_ENABLE": "1", "VLLM_LOGGING_LEVEL": "info",
         "OPENAI_API_KEY": "sk-lab-0123456789",
     }  # fmt: skip

@@ -192,8 +192,8 @@ class Proxy:
     ) -> web.StreamResponse:
         instance = self.balancer.pick("decode")
         instance.active_tokens += size
-        if number == self.misbehave.get("double_release_at"):
-            instance.active_tokens -= 10 * size
+        if hits(self.misbehave.get("double_release"), number):
+            instance.active_tokens -= size
         response: web.StreamResponse | None = None
         assert self.session
         if hits(self.misbehave.get("doubles"), number):

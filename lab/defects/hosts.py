@@ -56,9 +56,9 @@ def the_start_script_wipes_the_logs(plan: LabPlan) -> None:
     invalid={
         "ports.group.overlap", "clocks.zone", "leftovers.stale", "engines.running", "engines.as-declared", "engines.start-order",
         "environment.policy", "environment.names", "environment.timers", "service.health", "service.models", "clocks.log-zone",
-        "clocks.timezone-mount",
+        "clocks.timezone-mount", "service.errors.direct",
     },
-    edit=lambda inventory: inventory["all"]["children"]["decode"]["hosts"]["d0"].update(ansible_user="ops"),
+    alone=True, edit=lambda inventory: inventory["all"]["children"]["decode"]["hosts"]["d0"].update(ansible_user="ops"),
 )  # fmt: skip
 def the_probe_has_no_root(plan: LabPlan) -> None:
     """The login on d0 is an ordinary user: sockets have no owners, environments cannot be read."""

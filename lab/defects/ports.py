@@ -61,7 +61,7 @@ def an_engine_cannot_bind_and_dies(plan: LabPlan) -> None:
 
 
 @defect(
-    "kv-port-in-reserved-range", trips={"ports.group.reserved"}, reference=R1,
+    "kv-port-in-reserved-range", trips={"ports.group.reserved"}, reference=R1, alone=True,
     edit=lambda inventory: prefill(inventory)["p0"].update(pd_kv_port=20100),
 )  # fmt: skip
 def the_group_lies_where_mooncake_draws_ports(plan: LabPlan) -> None:
@@ -69,7 +69,7 @@ def the_group_lies_where_mooncake_draws_ports(plan: LabPlan) -> None:
 
 
 @defect(
-    "kv-port-in-ephemeral-range", trips={"ports.group.ephemeral"},
+    "kv-port-in-ephemeral-range", trips={"ports.group.ephemeral"}, alone=True,
     edit=lambda inventory: prefill(inventory)["p0"].update(pd_kv_port=36000),
 )  # fmt: skip
 def the_group_lies_in_the_ephemeral_range(plan: LabPlan) -> None:

@@ -14,7 +14,7 @@ def decode_answers_over_unwritten_kv(plan: LabPlan) -> None:
     plan.host_of("d0").misbehave(FIRST_DECODER, "drop_pulled_kv", {"from": 1})
 
 
-@defect("kv-params-dropped", trips={"service.request.kv-moved"})
+@defect("kv-params-dropped", trips={"service.request.kv-moved"}, alone=True)
 def the_proxy_drops_the_transfer_parameters(plan: LabPlan) -> None:
     """The proxy forgets kv_transfer_params: D prefills everything itself, and all answers are right."""
     plan.host_of("p0").misbehave("proxy", "kv_params_dropped")

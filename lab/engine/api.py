@@ -165,9 +165,9 @@ class Api:
         self, request: web.Request, queue: asyncio.Queue[Message], public: str, chat: bool, body: dict[str, Any], prompt_tokens: int
     ) -> tuple[web.StreamResponse, bool]:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
         kind, count = "chat.completion.chunk" if chat else "text_completion", 0
         try:
+            await response.prepare(request)
             while True:
                 token = await queue.get()
                 if token.get("error"):
@@ -190,7 +190,7 @@ class Api:
                 await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
         except ConnectionError:
-            return response, False
+            raise asyncio.CancelledError from None  # the client has left; uvicorn says nothing of it either
         return response, True
 
 

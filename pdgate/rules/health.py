@@ -37,7 +37,7 @@ def _green_but_silent(name: str, seen: list[Moment], allowed_s: float) -> Iterat
     for before, after in itertools.pairwise(seen):
         assert before.sample and after.sample
         idle = not (before.sample.running or before.sample.waiting) or not (after.sample.running or after.sample.waiting)
-        moved = after.sample.generated_tokens != before.sample.generated_tokens or after.sample.external_tokens != before.sample.external_tokens
+        moved = after.sample.generated_tokens != before.sample.generated_tokens
         if idle or moved or not (before.healthy and after.healthy):
             start = None
             continue
