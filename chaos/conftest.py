@@ -1,93 +1,183 @@
-"""Faults need a double consent, and, until the guard that outlives us exists, an embedded deployment."""
+"""The chaos plugin: double consent, a lock, a budget, `--cleanup`, and the stage experiments stand on."""
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from lab.plugin import LAB_KEY
+from chaos.experiment import Outcome, Stage
+from chaos.guard import GuardFailed, Hand, clean_up
 from pdgate.facts.collect import collect
 from pdgate.facts.model import UnknownFact
 from pdgate.inventory import Deployment, Engine, Host
-from pdgate.plugin.run import Run
+from pdgate.inventory.variables import Load
+from pdgate.plugin.run import RUN_KEY, Run
+from pdgate.rules import recovery
 from pdgate.rules.finding import NotRun
+from pdgate.rules.recovery import Expectation
 from pdgate.rules.running import running_engine
+from pdgate.rules.service import recovery_bound
 from pdgate.serving.client import Endpoint
 from pdgate.serving.exchange import endpoint_of, served_models
+from pdgate.serving.golden import save_golden
+from pdgate.serving.questions import deadline_of, golden_of, model_of
 
-START_S = 120.0
+START_S = 180.0
+LOCK_MARGIN_S = 300
 Kill = Callable[[list[Engine]], None]
 Start = Callable[[Host], None]
+BEGAN = pytest.StashKey[float]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[BEGAN] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`--cleanup` heals and runs nothing."""
+    run = config.stash.get(RUN_KEY, None)
+    if not config.getoption("cleanup") or run is None:
+        return
+    items.clear()
+    said = []
+    for name, host in run.deployment.hosts.items():
+        if host.chaos:
+            try:
+                said += [f"{name}: undone {line}" for line in clean_up(Hand(host, run.shells))]
+            except GuardFailed as error:
+                raise pytest.UsageError(f"--cleanup: {error}") from None
+    pytest.exit("\n".join(said) or "nothing was left by an earlier chaos run", returncode=0)
 
 
 @pytest.fixture(scope="session")
 def consent(pytestconfig: pytest.Config, deployment: Deployment) -> None:
-    """Raises NotRun unless the operator agreed twice, on a deployment whose loss costs nothing."""
+    """Raises NotRun unless the operator agreed twice."""
     if not pytestconfig.getoption("--chaos"):
         raise NotRun("faults need --chaos")
     silent = [host.name for host in deployment.hosts.values() if not host.chaos]
     if silent:
         raise NotRun(f"faults need pd_chaos: true for {', '.join(silent)}")
-    if pytestconfig.stash.get(LAB_KEY, None) is None:
-        raise NotRun("this release injects faults into embedded deployments only (--hosts=lab, --hosts=real …)")
+
+
+@pytest.fixture(scope="session")
+def locked(pytestconfig: pytest.Config, consent: None, deployment: Deployment, pdgate_run: Run) -> Iterator[str]:
+    """One chaos run at a time on every host; the owner's name."""
+    owner = f"pdgate{uuid.uuid4().hex[:8]}"
+    budget = int(pytestconfig.getoption("chaos_budget")) + LOCK_MARGIN_S
+    hands = [Hand(hosts[0], pdgate_run.shells) for hosts in deployment.machines.values()]
+    taken = []
+    try:
+        for hand in hands:
+            try:
+                hand.must(f"lock_take {owner} {budget}", "the chaos lock could not be taken")
+            except GuardFailed as error:
+                raise NotRun(str(error)) from None
+            taken.append(hand)
+        yield owner
+    finally:
+        for hand in taken:
+            hand.run(f"lock_drop {owner}")
+
+
+@pytest.fixture(scope="session")
+def stage(pytestconfig: pytest.Config, locked: str, deployment: Deployment, pdgate_run: Run) -> Stage:
+    """Golden answers, load and bounds, once for all experiments."""
+    if not deployment.proxies:
+        raise UnknownFact("the inventory has no host in group 'proxy', so no load can run through a fault")
+    wish = deployment.front_host.load
+    asked = {name: value for name in ("rate", "seed") if (value := pytestconfig.getoption(f"load_{name}")) is not None}
+    wish = Load.model_validate({**wish.model_dump(), **asked})
+    book = golden_of(deployment, model_of(deployment), wish.output_tokens)
+    save_golden(book, pdgate_run.bundle / "golden.json")
+    bound = recovery_bound(deployment, pdgate_run.facts)[0]
+    return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked)
+
+
+@pytest.fixture(autouse=True)
+def within_budget(request: pytest.FixtureRequest) -> None:
+    """No experiment begins after the run's time budget."""
+    config = request.config
+    spent = time.monotonic() - config.stash[BEGAN]
+    if request.node.get_closest_marker("pdgate_check") and spent > config.getoption("chaos_budget"):
+        raise NotRun(f"the time budget of {config.getoption('chaos_budget'):g} s is spent (--chaos-budget)")
 
 
 @pytest.fixture
-def kill(consent: None, deployment: Deployment, pdgate_run: Run) -> Kill:
-    """SIGKILL every process of some engines, each checked to be the one the probe saw, and prove that they are gone."""
+def judged_by(stage: Stage, judge, deployment: Deployment):
+    """Judge an experiment's outcome: behaviour, KV, cascade."""
+
+    def run(outcome: Outcome, expected: Expectation) -> None:
+        judge(recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records))
+        judge(recovery.kv_is_back(outcome.settling, expected, outcome.victims))
+        judge(recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims))
+
+    return run
+
+
+@pytest.fixture
+def prefills(deployment: Deployment) -> list[Engine]:
+    found = [engine for engine in deployment.engines if engine.serves_prefill]
+    if not found:
+        raise NotRun("the inventory has no prefill engine")
+    return found
+
+
+@pytest.fixture
+def decoders(deployment: Deployment) -> list[Engine]:
+    found = [engine for engine in deployment.engines if engine.serves_decode]
+    if not found:
+        raise NotRun("the inventory has no decode engine")
+    return found
+
+
+# -- killing and starting whole hosts, for the experiments that lose P --------------------------------------------------------
+
+
+@pytest.fixture
+def kill(locked: str, deployment: Deployment, pdgate_run: Run) -> Kill:
+    """SIGKILL every process of some engines, each checked to be the one that was meant, and prove that they are gone."""
 
     def kill_engines(engines: list[Engine]) -> None:
+        from chaos.faults.base import IDENTIFY, pids_of, victims_from
+        from chaos.faults.processes import Kill as KillFault
+
         facts, _ = collect(deployment, pdgate_run.shells)
-        victims: dict[str, list[str]] = {}
         for engine in engines:
-            host = deployment.host_of(engine)
-            running = running_engine(engine, facts[host.machine])
+            running = running_engine(engine, facts[deployment.host_of(engine).machine])
             if running is None:
                 raise UnknownFact(f"{engine.name} is not running, so it cannot be killed")
-            for pid in sorted(running.pids):
-                process = running.facts.process(pid)
-                assert process is not None
-                # Signalled only if the pid still is that program.
-                victims.setdefault(host.name, []).append(
-                    f'read -r comm < /proc/{pid}/comm && [ "$comm" = {shlex.quote(process.comm)} ] && kill -9 {pid}'
-                )
-        for name, lines in victims.items():
-            pdgate_run.shells.run(deployment.hosts[name].connection, "\n".join(lines))
-        _wait_gone(deployment, pdgate_run, engines)
+            hand = Hand(deployment.host_of(engine), pdgate_run.shells)
+            pids = " ".join(map(str, pids_of(running, "engine")))
+            victims = tuple(victims_from(hand.must(IDENTIFY.format(pids=pids), f"{engine.name} could not be identified")))
+            fault = KillFault(engine.name, engine.host, "engine", victims, engine.restart or "true", engine.http_port)
+            try:
+                hand.must(fault.inject(), f"{engine.name} could not be killed")
+                hand.must(fault.verify_applied(), f"{engine.name} is not gone")
+            except GuardFailed as error:
+                raise UnknownFact(f"the fault was not applied: {error}") from None
 
     return kill_engines
 
 
-def _wait_gone(deployment: Deployment, run: Run, engines: list[Engine]) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        facts, _ = collect(deployment, run.shells)
-        try:
-            if all(running_engine(engine, facts[deployment.host_of(engine).machine]) is None for engine in engines):
-                return
-        except UnknownFact:
-            continue  # caught while dying: a socket whose owner is on its way out
-    raise UnknownFact("the kill had no effect within 10 s: the fault was not applied")
-
-
 @pytest.fixture
-def start(consent: None, deployment: Deployment, pdgate_run: Run) -> Start:
-    """Run a host's launch script again and wait until all its engines serve."""
+def start(locked: str, deployment: Deployment, pdgate_run: Run) -> Start:
+    """Start all engines of a host again (pd_restart, else its launch script) and wait until they serve."""
 
     def start_engines(host: Host) -> None:
-        assert host.launch is not None
-        script = f"nohup setsid bash {shlex.quote(host.launch)} >/dev/null 2>&1 </dev/null &"
-        pdgate_run.shells.run(host.connection, script)
         waiting = [engine for engine in deployment.engines if engine.host == host.name]
+        commands = list(dict.fromkeys(engine.restart or f"bash {host.launch}" for engine in waiting))
+        script = "\n".join(f"setsid sh -c {command!r} >/dev/null 2>&1 </dev/null &" for command in commands)
+        Hand(host, pdgate_run.shells).run(script)
         deadline = time.monotonic() + START_S
         while waiting and time.monotonic() < deadline:
             waiting = [engine for engine in waiting if not _serves(endpoint_of(deployment, engine))]
             time.sleep(0.5)
         if waiting:
-            raise UnknownFact(f"{waiting[0].name} did not come back within {START_S:g} s after its launch script was run")
+            raise UnknownFact(f"{waiting[0].name} did not come back within {START_S:g} s after it was started again")
 
     return start_engines
 

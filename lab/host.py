@@ -64,6 +64,7 @@ def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
         "/etc/hccn.conf": "".join(f"address_{d.id}={d.ip}\nnetmask_{d.id}=255.255.0.0\n" for d in plan.devices.values()),
         "/etc/pdlab/settings.json": json.dumps(plan.settings),
         plan.launch: plan.script(),
+        "/opt/pd/restart.sh": plan.restart_script(),
         PROXY_SCRIPT: "from lab.proxy import main\n\nmain()\n",
     }
     files |= plan.files
@@ -117,6 +118,9 @@ def _tools(plan: HostPlan) -> None:
     for name, text in tools.items():
         if name not in plan.missing_tools:
             _write(f"/usr/local/bin/{name}", text, 0o755)
+    toxiproxy = Path(__file__).resolve().parent.parent / ".cache" / "bin" / "toxiproxy-server"
+    if toxiproxy.exists():
+        _relink("/usr/local/bin/toxiproxy-server", str(toxiproxy))
     for device in plan.devices.values():
         for query, answer in device.answers().items():
             _write(f"/var/lib/pdlab/hccn/{device.id}/{query}", answer + "\n")

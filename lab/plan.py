@@ -29,13 +29,15 @@ class EnginePlan:
     started: bool = True
     in_container: bool = True
     model_path: str | None = None
+    nice: int = 0
     after: list[str] = field(default_factory=list)  # lines of the script behind its command
 
     def command(self) -> str:
         env = "".join(f"{key}={value} " for key, value in self.env.items())
         flags = " ".join(f"--{key} {value}" for key, value in self.args.items())
         config = json.dumps(self.kv_config)
-        return f"{env}vllm serve {self.model_path or f'{MODELS}/{self.engine.model}'} {flags} --kv-transfer-config '{config}' >> {self.engine.log} 2>&1 &"
+        nice = f"nice -n {self.nice} " if self.nice else ""
+        return f"{env}{nice}vllm serve {self.model_path or f'{MODELS}/{self.engine.model}'} {flags} --kv-transfer-config '{config}' >> {self.engine.log} 2>&1 &"
 
 
 @dataclass
@@ -102,6 +104,13 @@ class HostPlan:
             if entry.started and entry.in_container:
                 lines += [entry.command(), *entry.after]
         return "\n".join([*lines, *self.script_tail, "wait", ""])
+
+    def restart_script(self) -> str:
+        """Starts one engine again, named by its first DP rank."""
+        lines = ["#!/bin/bash", "# Starts one engine: restart.sh RANK", f"export PATH={':'.join(self.path or [OWN_VLLM])}:$PATH"]
+        lines += [f"export {key}={value}" for key, value in self.env.items()]
+        cases = [f"  {entry.engine.dp_ranks[0]}) {entry.command().removesuffix('&')}</dev/null & ;;" for entry in self.engines if entry.started]
+        return "\n".join([*lines, 'case "$1" in', *cases, '  *) echo "no engine of rank $1 on this host"; exit 1 ;;', "esac", ""])
 
     def stray_script(self) -> str | None:
         """Engines somebody started beside the container."""

@@ -73,9 +73,13 @@ class DeviceState:
 
 
 HCCN_TOOL = """#!/bin/sh
-# hccn_tool -i DEVICE -QUERY -g
+# hccn_tool -i DEVICE -QUERY -g, and a link that can be set down and up again
 dir=/var/lib/pdlab/hccn/$2; query=${3#-}
 [ "$1" = -i ] && [ -d "$dir" ] || { echo "hccn_tool: invalid device $2"; exit 1; }
+case "$3 $4 $5" in
+  "-link -s down"|"-link -s up") echo "link status: $(echo $5 | tr a-z A-Z)" > "$dir/link"; exit 0 ;;
+  "-cfg recovery ") exit 0 ;;
+esac
 case "$4" in -g) ;; *) echo "hccn_tool: only -g is answered here"; exit 1 ;; esac
 [ -r "$dir/$query" ] || { echo "hccn_tool: unknown command $3"; exit 1; }
 cat "$dir/$query"

@@ -27,7 +27,7 @@ from pdgate.facts.shell import HostUnreachable, Shells
 from pdgate.inventory.connection import ssh_config_text
 from pdgate.inventory.model import Deployment, InventoryError
 from pdgate.inventory.variables import Load
-from pdgate.rules.load import must_be_applied
+from pdgate.rules.load import must_be_applied, must_be_punctual
 from pdgate.rules.statistics import Estimate, difference, difference_of_shares, percentile
 from pdgate.serving.client import Endpoint, complete
 from pdgate.serving.exchange import endpoint_of, front_of, served_models
@@ -179,6 +179,7 @@ class Bench:
         try:
             result = run_load(plan, self.folder / name)
             must_be_applied(result)
+            must_be_punctual(result)
         except (LoadFailed, UnknownFact) as error:
             raise MatrixError(f"{name}: {error}") from None
         return judged_all(result.records, self.book)

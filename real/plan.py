@@ -45,6 +45,7 @@ def _real_engine(entry: EnginePlan) -> None:
     engine = entry.engine
     address = str(engine.address)
     entry.model_path = str(MODEL)
+    entry.nice = 5  # workers that poll would starve the one who judges them, on two cores
     entry.args = {
         "host": "0.0.0.0", "port": str(engine.http_port), "served-model-name": str(engine.model), "tensor-parallel-size": str(engine.tp),
         "enforce-eager": "", "block-size": "32", "num-gpu-blocks-override": "512", "max-model-len": "4096",

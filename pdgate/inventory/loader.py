@@ -123,7 +123,7 @@ def _host(source: Path, name: str, raw: dict[str, Any], ours: HostVars) -> Host:
         connection=connection,
         machine=ours.machine or _machine(connection, target),
         address=ours.address or _as_ip(target) or (target if connection.kind == "ssh" and "ansible_host" in raw else None),
-        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "load", "plog", "chaos")},
+        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "load", "plog", "toxiproxy", "chaos")},
     )
 
 
@@ -184,6 +184,7 @@ def _engines(source: Path, role: Role, host: Host, ours: HostVars) -> list[Engin
                 devices=tuple((devices or [])[index * share : (index + 1) * share]),
                 address=host.address,
                 log=log,
+                restart=ours.restart.replace("{rank}", str(dp_ranks[0])) if ours.restart else None,
                 **shared,
             )
         )

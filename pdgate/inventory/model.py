@@ -36,6 +36,7 @@ class Host(Frozen):
     expect: Expect = Field(default_factory=lambda: Expect.model_validate({}))
     load: Load = Field(default_factory=lambda: Load.model_validate({}))
     plog: str | None = None
+    toxiproxy: str = "toxiproxy-server"
     chaos: bool = False
 
 
@@ -72,6 +73,7 @@ class Engine(Frozen):
     devices: tuple[int, ...] = ()
     address: str | None = None
     log: str | None = None
+    restart: str | None = None
 
     @property
     def serves_prefill(self) -> bool:

@@ -91,6 +91,10 @@ class Load(BaseModel):
     abort_share: float = Field(0.05, ge=0, le=1, description="Share of requests whose client leaves before the end.")
     max_concurrency: int = Field(8, ge=0, description="Requests at the same time the deployment is said to take; the sweep goes up to it.")
     idle_s: float = Field(10.0, ge=0, description="Silence before the connection storm: longer than the keep-alive of what stands in between.")
+    restart_s: float = Field(300.0, gt=0, description="Chaos: how long an engine may take to serve again after a restart (seconds).")
+    recovery_s: float = Field(
+        15.0, gt=0, description="Chaos: how soon after a healing every request must be good again (seconds, beside restart_s)."
+    )
     seed: int = Field(1, ge=0, description="The same seed, the same schedule.")
 
 
@@ -128,6 +132,10 @@ class HostVars(BaseModel):
         None, description="The address the engine binds its port group on. Default: `ansible_host` where it is an IP."
     )
     launch: str | None = Field(None, description="Path of the launch script on the host.")
+    restart: str | None = Field(
+        None, description="Command on the host that starts one engine again after chaos killed it; `{rank}` is its first global DP rank."
+    )
+    toxiproxy: str = Field("toxiproxy-server", description="toxiproxy-server on the host, for faults on TCP paths.")
     log: str | None = Field(None, description="Path of the engine's log on the host; `{rank}` is the global DP rank.")
     container: str | None = Field(None, description="Name of the container the engine runs in, if in one.")
     devices: Annotated[list[int], BeforeValidator(expand_devices)] | None = Field(

@@ -26,6 +26,10 @@ def must_be_applied(load: LoadResult) -> None:
         raise UnknownFact("the load made no request: pd_load.rate x pd_load.seconds is too small")
     if load.unsent:
         raise UnknownFact(f"{load.unsent} scheduled requests were not sent or never came back to the load generator: the load was not applied as planned")
+
+
+def must_be_punctual(load: LoadResult) -> None:
+    """Raises UnknownFact where requests left later than scheduled: then latencies are the load generator's own, not the deployment's."""
     late = percentile([record.late for record in load.records], 0.95).value
     if late > LATE_S:
         raise UnknownFact(

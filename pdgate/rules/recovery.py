@@ -1,15 +1,22 @@
-"""What a deployment may do when something it needs was taken away: answer right, or fail cleanly and in time."""
+"""What a deployment may do when something it needs was taken away: answer right, or fail cleanly and in time, and come back."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from pdgate.connectors import connector_of
-from pdgate.facts.model import UnknownFact
-from pdgate.inventory.model import Engine
+from pdgate.facts.model import HostFacts, UnknownFact
+from pdgate.inventory.model import Deployment, Engine
 from pdgate.rules.finding import Finding
+from pdgate.rules.running import running_engine
+from pdgate.rules.statistics import percentile
+from pdgate.serving.exchange import Settling, unsettled
 from pdgate.serving.record import Record
+
+WINDOW_S = 1.0
 
 
 def with_outcome(record: Record, golden: Record | None) -> Record:
@@ -54,3 +61,141 @@ def serves_again(target: str, record: Record, restarted: str) -> Iterator[Findin
             why="the deployment stays broken until the proxy or D is restarted too",
             remedy="a proxy must learn the new engine id (smg-project/smg#2491), and D must drop what it knew of the old peer",
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the deployment is to do, as declared for this experiment. Seconds count from the healing."""
+
+    recovers_within_s: float
+    errors_allowed: bool = True  # clean failures while the fault lasts
+    hangs_allowed: bool = False
+    kv_within_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the client saw. All times in the controller's clock; `fault` and `heal` are intervals, so each measure carries their width.
+
+    detected_s: from the fault to the first request that did not end well (None: nobody noticed). first_good_s: from the healing to the
+    first good answer. steady_s: from the healing until every request is good again for WINDOW_S (None: never). dip: requests that
+    were missing against the rate before the fault.
+    """
+
+    fault: tuple[float, float]
+    heal: tuple[float, float]
+    before: Counter[str]
+    during: Counter[str]
+    after: Counter[str]
+    detected_s: float | None
+    first_good_s: float | None
+    steady_s: float | None
+    dip: float
+    late_s: float = 0.0
+    timeline: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def uncertainty_s(self) -> float:
+        """Width of the moments of fault and healing, or how late the load generator was, whichever is larger."""
+        return max(self.fault[1] - self.fault[0], self.heal[1] - self.heal[0], self.late_s)
+
+
+BAD = ("wrong", "empty", "truncated", "error", "hang")
+
+
+def measure(records: list[Record], fault: tuple[float, float], heal: tuple[float, float]) -> Measures:
+    """Measures from the records of a load that ran through before, during and after; raises UnknownFact where it did not."""
+    records = [record for record in records if record.outcome != "aborted"]
+    before = [record for record in records if (record.end or record.scheduled) < fault[0]]
+    during = [record for record in records if record not in before and record.scheduled < heal[1]]
+    after = [record for record in records if record.scheduled >= heal[1]]
+    if not before or not during or not after:
+        raise UnknownFact(f"the load did not run through: {len(before)} requests before the fault, {len(during)} during it, {len(after)} after it")
+    bad_ends = [record.end for record in records if record.outcome in BAD and record.end is not None and record.end >= fault[0]]
+    good_ends = [record.end for record in records if record.outcome == "ok" and record.end is not None and record.end >= heal[0] and record.scheduled >= fault[1]]
+    start, end = min(record.scheduled for record in records), max(record.end or record.scheduled for record in records)
+    rate = sum(record.outcome == "ok" for record in before) / max(fault[0] - start, 1e-6)
+    span = [record for record in records if record.outcome == "ok" and record.end is not None and fault[0] <= record.end]
+    timeline = [
+        {"second": second, **{kind: float(sum(start + second <= (record.end or 0) < start + second + 1 and (record.outcome == "ok") == (kind == "good") for record in records)) for kind in ("good", "bad")}}
+        for second in range(int(end - start) + 1)
+    ]  # fmt: skip
+    return Measures(
+        fault, heal, Counter(record.outcome for record in before), Counter(record.outcome for record in during), Counter(record.outcome for record in after),
+        min(bad_ends) - fault[1] if bad_ends else None, max(0.0, min(good_ends) - heal[1]) if good_ends else None, _steady(after, heal[1]),
+        max(0.0, rate * (end - fault[0]) - len(span)), percentile([record.late for record in records], 0.95).value, timeline,
+    )  # fmt: skip
+
+
+def _steady(after: list[Record], heal: float) -> float | None:
+    """Seconds until the last bad request after the healing was scheduled, and good ones for a while behind it."""
+    bad = [record.scheduled for record in after if record.outcome in BAD]
+    first = max(bad) if bad else heal
+    good = [record for record in after if record.scheduled >= first and record.outcome == "ok"]
+    if not good or max(record.scheduled for record in good) - first < WINDOW_S:
+        return None
+    return max(0.0, min(record.scheduled for record in good) - heal) if bad else 0.0
+
+
+def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record]) -> Iterator[Finding]:
+    """No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
+    if seen.uncertainty_s > expected.recovers_within_s / 2:
+        raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
+    every = seen.during + seen.after
+    wrong = [record for record in records if record.outcome == "wrong"]
+    if wrong:
+        yield Finding(
+            target=wrong[0].engine or target, expected="no wrong answer, whatever fails", seen=f"{len(wrong)} wrong answers, the first: prompt {wrong[0].prompt_id}, "
+            f"id {wrong[0].served_id}: {wrong[0].detail}", why="fluent nonsense with status 200 reaches users",
+            remedy="see 'Mooncake transfer failed' in D's log (vllm-ascend#17044), forced frees before late pulls (#15420)",
+        )  # fmt: skip
+    if every["hang"] and not expected.hangs_allowed:
+        hung = next(record for record in records if record.outcome == "hang")
+        yield Finding(
+            target=target, expected="requests that cannot be served fail within their deadline", seen=f"{every['hang']} requests hang: {hung.detail}",
+            why="clients see silence, not an error, and wait for ever", remedy="which side waits? D's log for 'Deferred', the proxy for a dead upstream; vllm#35943, #50719",
+        )  # fmt: skip
+    failed = every["error"] + every["empty"] + every["truncated"]
+    if failed and not expected.errors_allowed:
+        bad = next(record for record in records if record.outcome in ("error", "empty", "truncated"))
+        yield Finding(
+            target=target, expected="no request fails: the deployment can do without what was taken", seen=f"{failed} of {sum(every.values())} fail: {bad.outcome}: {bad.detail[:200]}",
+            why=expected.why or "the fault reaches users", remedy="retries and failover of the proxy (vllm-ascend#13165), spare engines",
+        )  # fmt: skip
+    if seen.steady_s is None or seen.steady_s > expected.recovers_within_s:
+        took = "never within the experiment" if seen.steady_s is None else f"after {seen.steady_s:.1f} s (+- {seen.uncertainty_s:.2f} s)"
+        rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(seen.after.items()))
+        yield Finding(
+            target=target, expected=f"every request is good again within {expected.recovers_within_s:g} s of the healing", seen=f"{took}; after the healing: {rest}",
+            why="the outage outlives its cause: somebody must restart something by hand", remedy="does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see",
+        )  # fmt: skip
+
+
+def kv_is_back(settling: Settling, expected: Expectation, gone: set[str]) -> Iterator[Finding]:
+    """KV on P and D is back at its baseline; an engine that was killed counts from its new start."""
+    if settling.seconds is not None:
+        return
+    for name, held in unsettled(settling.baseline, settling.last).items():
+        if name in gone and "answers no more" in held:
+            continue
+        yield Finding(
+            target=name, expected=f"back at its baseline within {settling.bound_s:g} s", seen=f"still {held}",
+            why="KV that a fault strands is lost until a restart", remedy="vllm-ascend#12383, #13240; vllm#50425",
+        )  # fmt: skip
+
+
+def nobody_else_died(deployment: Deployment, before: dict[str, HostFacts], after: dict[str, HostFacts], victims: set[str]) -> Iterator[Finding]:
+    """No cascade: every engine that was not meant runs on as the same process."""
+    for engine in deployment.engines:
+        if engine.name in victims:
+            continue
+        machine = deployment.host_of(engine).machine
+        was, now = running_engine(engine, before[machine]), running_engine(engine, after[machine])
+        if was is None:
+            continue
+        if now is None or now.api.pid != was.api.pid or now.api.started != was.api.started or len(now.pids) < len(was.pids):
+            yield Finding(
+                target=engine.name, expected="only what was hurt is gone", seen="it is gone" if now is None else f"it was restarted or lost a process (pid {was.api.pid} before, {now.api.pid} now)",
+                why="one fault takes other engines with it", remedy="its log's last lines; vllm-ascend#7514 (P dies when D dies), #13628", severity="critical",
+            )  # fmt: skip

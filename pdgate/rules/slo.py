@@ -7,19 +7,20 @@ from collections.abc import Iterator
 
 from pdgate.facts.model import UnknownFact
 from pdgate.rules.finding import Finding, NotRun
+from pdgate.rules.load import must_be_punctual
 from pdgate.rules.statistics import Estimate, needed_for, percentile
 from pdgate.serving.load import LoadResult
-from pdgate.serving.record import Record
 
 WHAT = {"ttft": "time to first token", "itl": "mean time between tokens of a request", "e2e": "time to the end"}
 
 
-def latency(target: str, kind: str, records: list[Record], objectives: dict[str, float]) -> Iterator[Finding]:
+def latency(target: str, kind: str, load: LoadResult, objectives: dict[str, float]) -> Iterator[Finding]:
     """Every declared percentile of `kind` (ttft, itl, e2e) is met; times count from the scheduled moment."""
     declared = {key: limit for key, limit in objectives.items() if key.startswith(f"{kind}_p")}
     if not declared:
         raise NotRun(f"no {kind} objective in pd_expect.slo")
-    good = [record for record in records if record.outcome == "ok"]
+    must_be_punctual(load)
+    good = [record for record in load.records if record.outcome == "ok"]
     values = [value * 1000 for record in good if (value := getattr(record, kind)) is not None]
     if not values:
         raise UnknownFact(f"no good answer{' of a stream' if kind != 'e2e' else ''} to measure the {WHAT[kind]} on")
@@ -51,6 +52,7 @@ def throughput(target: str, load: LoadResult, objectives: dict[str, float]) -> I
     declared = {key: limit for key, limit in objectives.items() if key in ("requests_per_s", "tokens_per_s")}
     if not declared:
         raise NotRun("no requests_per_s or tokens_per_s in pd_expect.slo")
+    must_be_punctual(load)
     good = [record for record in load.records if record.outcome == "ok" and record.end is not None]
     if not good:
         raise UnknownFact("no good answer to measure the throughput on")

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from pdgate.facts.model import UnknownFact
-from pdgate.rules.load import must_be_applied
+from pdgate.rules.load import must_be_applied, must_be_punctual
 from pdgate.rules.statistics import percentile
 from pdgate.serving.load import LoadFailed, LoadPlan, LoadPrompt, LoadResult, Stage, run_load, schedule
 from pdgate.serving.record import now
@@ -111,10 +111,10 @@ def test_a_broken_locust_says_what_it_said(tmp_path: Path, monkeypatch: pytest.M
 def test_a_load_that_was_not_applied_proves_nothing(truth: str, tmp_path: Path) -> None:
     good = run_load(plan(truth, stages=[Stage(seconds=1, rate=20)]), tmp_path)
     late = [record.model_copy(update={"sent": record.sent + 0.5}) for record in good.records]
-    for broken, word in [
-        (LoadResult(good.plan, [], now()), "made no request"),
-        (LoadResult(good.plan, good.records, now(), unsent=3), "3 scheduled requests were not sent"),
-        (LoadResult(good.plan, late, now()), "itself was late"),
+    for broken, rule, word in [
+        (LoadResult(good.plan, [], now()), must_be_applied, "made no request"),
+        (LoadResult(good.plan, good.records, now(), unsent=3), must_be_applied, "3 scheduled requests were not sent"),
+        (LoadResult(good.plan, late, now()), must_be_punctual, "itself was late"),
     ]:
         with pytest.raises(UnknownFact, match=word):
-            must_be_applied(broken)
+            rule(broken)

@@ -1,0 +1,159 @@
+"""Partition by nftables, and Toxiproxy put into the path of a running deployment by an nftables redirect, on the faulted host.
+
+A partition's elements carry a timeout of the kernel: even where everything of ours is dead, the kernel heals it.
+Host rules see TCP of the host only. RoCE traffic between NPUs goes past them: such a plan says so, and is refused for the data path.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.faults.base import Plan, quiet_port
+from pdgate.facts.model import HostFacts
+
+TOXICS = ("latency", "bandwidth", "timeout", "reset_peer", "slicer", "limit_data", "slow_close")
+API_PORT = 18474
+FIRST_LISTEN = 18500
+
+
+def table(tag: str) -> str:
+    return f"pdgate_{tag.replace('-', '_')}"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`host` and `peers` do not reach each other over TCP: inbound, outbound or both, for all ports or some."""
+
+    host: str
+    peers: tuple[str, ...]  # addresses
+    tag: str
+    seconds: int
+    direction: str = "both"  # in, out, both
+    ports: tuple[int, ...] = ()  # of the host; none: all but ssh
+
+    @property
+    def name(self) -> str:
+        return f"partition-{self.direction}"
+
+    def available(self, facts: HostFacts) -> str | None:
+        if not self.peers:
+            return "no peer address is known to be cut off"
+        return None
+
+    def plan(self) -> Plan:
+        undo = f"nft delete table inet {table(self.tag)} 2>/dev/null; true"
+        way = {"in": "from", "out": "to", "both": "from and to"}[self.direction]
+        which = f"ports {', '.join(map(str, self.ports))}" if self.ports else "all ports but ssh"
+        return Plan(f"{self.host} drops TCP {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", undo)
+
+    def inject(self) -> str:
+        elements = ", ".join(f"{peer} timeout {self.seconds}s" for peer in self.peers)
+        port_in = f"tcp dport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
+        port_out = f"tcp sport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
+        name = table(self.tag)
+        rules = [f"add table inet {name}", f"add set inet {name} peers {{ type ipv4_addr; flags timeout; }}"]
+        if self.direction in ("in", "both"):
+            rules += [f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr @peers {port_in} counter drop"]
+        if self.direction in ("out", "both"):
+            rules += [f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr @peers {port_out} counter drop"]
+        rules.append(f"add element inet {name} peers {{ {elements} }}")
+        return "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
+
+    def verify_applied(self) -> str:
+        checks = " && ".join(f"nft list set inet {table(self.tag)} peers | grep -q '{peer} '" for peer in self.peers)
+        return f"{checks} && echo 'the kernel holds the rule' || {{ echo 'the rule is not there'; exit 1; }}"
+
+    def heal(self) -> str:
+        return self.plan().undo
+
+    def verify_healed(self) -> str:
+        return f"! nft list table inet {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the rule is still there'; exit 1; }}"
+
+
+@dataclass(frozen=True)
+class Toxic:
+    """A Toxiproxy toxic on TCP ports of a running host: new connections to the ports go through it, established ones do not."""
+
+    host: str
+    address: str
+    ports: tuple[int, ...]
+    tag: str
+    toxic: str
+    attributes: dict[str, int] = field(default_factory=dict)
+    path: str = "HTTP"
+    server: str = "toxiproxy-server"
+    stream: str = "downstream"
+
+    @property
+    def name(self) -> str:
+        return f"toxic-{self.toxic}"
+
+    def available(self, facts: HostFacts) -> str | None:
+        if self.toxic not in TOXICS:
+            return f"toxic '{self.toxic}' is unknown; Toxiproxy has {', '.join(TOXICS)}"
+        if "RoCE" in self.path or "HCCS" in self.path:
+            return "this transfer runs between NPUs, past the host's TCP: nftables and Toxiproxy cannot touch it"
+        if not self.ports:
+            return "no port of that path is known"
+        busy = [listener.port for listener in facts.listeners.get() if listener.port == API_PORT or FIRST_LISTEN <= listener.port < FIRST_LISTEN + len(self.ports)]
+        return f"port {busy[0]} of {self.host} is needed for toxiproxy and held" if busy else None
+
+    def plan(self) -> Plan:
+        # The redirect goes first: new connections are direct again before the proxy that carried the old ones ends.
+        undo = (
+            f"nft delete table ip {table(self.tag)} 2>/dev/null\n"
+            f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid; rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; true"
+        )
+        values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
+        ports = ", ".join(map(str, self.ports))
+        return Plan(f"{self.toxic} ({values or 'defaults'}) on {self.host}:{ports}", f"{self.path}: new TCP connections to {ports}", undo)
+
+    def inject(self) -> str:
+        proxies: list[dict[str, Any]] = [
+            {"name": f"p{port}", "listen": f"{self.address}:{FIRST_LISTEN + n}", "upstream": f"{self.address}:{port}", "enabled": True}
+            for n, port in enumerate(self.ports)
+        ]
+        toxic = json.dumps({"name": "pdgate", "type": self.toxic, "stream": self.stream, "toxicity": 1.0, "attributes": self.attributes})
+        redirects = "\n".join(
+            f"add rule ip {table(self.tag)} redirect ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)
+        )
+        toxics = "\n".join(f"ask POST /proxies/p{port}/toxics '{toxic}' || exit 1" for port in self.ports)
+        return (
+            f"command -v nft >/dev/null || {{ echo 'no nft on the host'; exit 1; }}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"
+            f"cd $PDGATE_GUARD/{self.tag}\n"
+            f"cat > config.json <<'JSON'\n{json.dumps(proxies)}\nJSON\n"
+            f"setsid $server -host 127.0.0.1 -port {API_PORT} -config config.json </dev/null >toxiproxy.out 2>&1 &\n"
+            f'echo "$! $(started $!)" >toxiproxy\n'
+            f"{ASK}"
+            "n=0; until ask GET /version ''; do n=$((n + 1)); [ $n -lt 50 ] || { cat toxiproxy.out; exit 1; }; sleep 0.1; done\n"
+            f"{toxics}\n"
+            f"nft -f - <<'NFT'\nadd table ip {table(self.tag)}\nadd chain ip {table(self.tag)} redirect {{ type nat hook prerouting priority -100; }}\n{redirects}\nNFT"
+        )
+
+    def verify_applied(self) -> str:
+        listed = " && ".join(f"ask GET /proxies/p{port}/toxics '' | grep -q '\"{self.toxic}\"'" for port in self.ports)
+        return (
+            f"{ASK}read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy && same $pid $ticks && {listed} && nft list table ip {table(self.tag)} | grep -c redirect\\ to >/dev/null "
+            f"&& echo 'toxiproxy holds the toxic, nftables redirects to it' || {{ echo 'the toxic or the redirect is not there'; exit 1; }}"
+        )
+
+    def heal(self) -> str:
+        return self.plan().undo
+
+    def verify_healed(self) -> str:
+        return (
+            f"! nft list table ip {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the redirect is still there'; exit 1; }}\n"
+            f"n=0; until {quiet_port(API_PORT)}; do n=$((n + 1)); [ $n -lt 20 ] || {{ echo 'toxiproxy is still there'; exit 1; }}; sleep 0.1; done"
+        )
+
+
+# Toxiproxy's API from sh: curl, wget or python, whichever the host has.
+ASK = f"""
+ask() {{ # METHOD PATH BODY
+  if command -v curl >/dev/null; then curl -fsS --max-time 5 -X "$1" ${{3:+-d "$3"}} "http://127.0.0.1:{API_PORT}$2"
+  else $(command -v python3 || command -v python) -c 'import sys, urllib.request as u; m, p, b = sys.argv[1:]; print(u.urlopen(u.Request("http://127.0.0.1:{API_PORT}" + p, b.encode() or None, method=m), timeout=5).read().decode())' "$1" "$2" "$3"
+  fi 2>/dev/null
+}}
+"""

@@ -1,0 +1,115 @@
+"""Kill and stall: a worker, the engine core, the API server, a whole engine, or the proxy."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from chaos.faults.base import Plan, Victim, quiet_port
+from pdgate.facts.model import HostFacts
+
+
+def _each(victims: tuple[Victim, ...], signal: str) -> str:
+    """Signal them all at once, workers first, and fail where one is not the process that was meant."""
+    checks = " && ".join(f"same {v.pid} {v.ticks} && [ \"$(command_of {v.pid})\" = {v.command} ]" for v in victims)
+    return f"{{ {checks}; }} || {{ echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1; }}\n" + "\n".join(
+        f"kill -{signal} {victim.pid}" for victim in victims
+    )
+
+
+def _gone(victims: tuple[Victim, ...]) -> str:
+    tests = " || ".join(f"same {victim.pid} {victim.ticks}" for victim in victims)
+    return f"n=0; while {tests}; do n=$((n + 1)); [ $n -lt 100 ] || {{ echo 'still there after 10 s'; exit 1; }}; sleep 0.1; done"
+
+
+def _state(victims: tuple[Victim, ...], stopped: bool) -> str:
+    want = "T" if stopped else "[RSDI]"
+    lines = []
+    for victim in victims:
+        lines.append(
+            f"st=$(cat /proc/{victim.pid}/stat 2>/dev/null); st=${{st##*) }}; case $st in {want}*) echo 'pid {victim.pid} {shlex.quote(victim.comm)}: '${{st%% *}};; "
+            f"*) echo 'pid {victim.pid} is not {'stopped' if stopped else 'running'}: '${{st%% *}}; exit 1;; esac"
+        )
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL. Undone by starting what was killed again: `restart` is the operator's command (pd_restart), run on the host."""
+
+    target: str
+    host: str
+    part: str
+    victims: tuple[Victim, ...]
+    restart: str
+    port: int | None  # the HTTP port that tells whether it serves again
+
+    @property
+    def name(self) -> str:
+        return f"kill-{self.part}"
+
+    def available(self, facts: HostFacts) -> str | None:
+        if not self.victims:
+            return f"{self.target} has no running {self.part}"
+        if not self.restart:
+            return f"nothing would start {self.target} again: no pd_restart in the inventory"
+        return None
+
+    def plan(self) -> Plan:
+        again = quiet_port(self.port) if self.port is not None else "true"
+        # Everything of the engine that is left goes first: an orphaned worker would hold the ports of the new one.
+        rest = "\n".join(f"signal_if_same KILL {v.pid} {v.ticks} {v.command}" for v in self.victims)
+        undo = f"{rest}\nif {again}; then {{ {self.restart}\n}} </dev/null >/dev/null 2>&1; fi; true"
+        names = ", ".join(f"{v.pid} ({v.comm})" for v in self.victims)
+        return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one engine", undo, engines=(self.target,))
+
+    def inject(self) -> str:
+        return _each(self.victims, "KILL")
+
+    def verify_applied(self) -> str:
+        return _gone(self.victims) + f"\necho 'gone: {', '.join(str(v.pid) for v in self.victims)}'"
+
+    def heal(self) -> str:
+        return self.plan().undo
+
+    def verify_healed(self) -> str:
+        # Whether it serves again is measured from outside, with tokens; here only that the restart was begun.
+        return "true"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """SIGSTOP: the process is there, its ports accept, and nothing moves. Undone by SIGCONT."""
+
+    target: str
+    host: str
+    part: str
+    victims: tuple[Victim, ...]
+
+    @property
+    def name(self) -> str:
+        return f"stall-{self.part}"
+
+    def available(self, facts: HostFacts) -> str | None:
+        return None if self.victims else f"{self.target} has no running {self.part}"
+
+    def plan(self) -> Plan:
+        undo = "\n".join(f"signal_if_same CONT {v.pid} {v.ticks} {v.command}" for v in self.victims) + "\ntrue"
+        return Plan(f"SIGSTOP {self.part} of {self.target}", "processes of one engine; the kernel still accepts for them", undo, engines=(self.target,))
+
+    def inject(self) -> str:
+        return _each(self.victims, "STOP")
+
+    def verify_applied(self) -> str:
+        return "sleep 0.05\n" + _state(self.victims, stopped=True)
+
+    def heal(self) -> str:
+        return self.plan().undo
+
+    def verify_healed(self) -> str:
+        # A process that has died meanwhile is not stopped either.
+        tests = "\n".join(
+            f"if same {v.pid} {v.ticks}; then st=$(cat /proc/{v.pid}/stat); st=${{st##*) }}; case $st in T*) echo 'pid {v.pid} is still stopped'; exit 1;; esac; fi"
+            for v in self.victims
+        )
+        return f"sleep 0.05\n{tests}"

@@ -1,0 +1,81 @@
+# The guard of one fault on the faulted host: what undoes it is on disk and a timer runs before anything is hurt.
+# POSIX sh, sourced by every remote script of chaos; needs /proc, setsid, cksum. State: $PDGATE_GUARD/<tag>/.
+PDGATE_GUARD=${PDGATE_GUARD:-/var/lib/pdgate}
+PDGATE_LOCK=/run/pdgate-chaos.lock
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin
+uptime_s() { cut -d. -f1 /proc/uptime; }
+boot_id() { cat /proc/sys/kernel/random/boot_id; }
+started() { # PID: its start time in ticks, empty where it is gone or a zombie
+  stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+  set -- ${stat##*) }
+  [ "$1" = Z ] || echo "${20}"
+}
+same() { [ -n "$2" ] && [ "$(started "$1")" = "$2" ]; } # PID START: still that process, not a reused pid
+command_of() { tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | cksum | cut -d' ' -f1; }
+signal_if_same() { # SIGNAL PID START COMMAND-CKSUM: only the very process that was meant
+  same "$2" "$3" && [ "$(command_of "$2")" = "$4" ] && kill "-$1" "$2"
+}
+ours() { [ "$(head -n1 "$PDGATE_GUARD/$1/owner" 2>/dev/null)" = "pdgate guard" ]; }
+guard_persist() { # TAG OWNER SURVIVES-REBOOT; the undo on stdin
+  umask 077
+  mkdir -p "$PDGATE_GUARD" || { echo "cannot write $PDGATE_GUARD"; return 1; }
+  if [ -e "$PDGATE_GUARD/$1" ] && ! ours "$1"; then echo "$PDGATE_GUARD/$1 is not pdgate's: refused"; return 1; fi
+  [ ! -e "$PDGATE_GUARD/$1" ] || { echo "$PDGATE_GUARD/$1 exists: an earlier fault was not healed; pytest chaos --cleanup"; return 1; }
+  mkdir "$PDGATE_GUARD/$1" && cd "$PDGATE_GUARD/$1" || return 1
+  printf 'pdgate guard\n%s\n' "$2" >owner; boot_id >boot; echo "$3" >survives; cat >undo; echo persisted >state
+  sync . 2>/dev/null || sync
+}
+guard_arm() { # TAG SECONDS
+  ours "$1" || { echo "$1 is not persisted"; return 1; }
+  echo "$(($(uptime_s) + $2))" >"$PDGATE_GUARD/$1/deadline"
+  setsid sh -c '. "$1/lib.sh"; until [ "$(uptime_s)" -ge "$(cat "$PDGATE_GUARD/$2/deadline" 2>/dev/null || echo 0)" ]; do sleep 0.2; done; guard_fire "$2" timer' \
+    pdgate-guard "$PDGATE_GUARD" "$1" </dev/null >>"$PDGATE_GUARD/$1/log" 2>&1 &
+  echo "$! $(started $!)" >"$PDGATE_GUARD/$1/timer"
+}
+guard_armed() { # TAG UNDO-CKSUM: the timer runs and the undo is the one that was sent
+  ours "$1" && [ "$(cksum <"$PDGATE_GUARD/$1/undo" | cut -d' ' -f1)" = "$2" ] && same $(cat "$PDGATE_GUARD/$1/timer")
+}
+guard_fire() { # TAG WHO: undo now, at most once at a time; twice does no harm
+  ours "$1" || return 0
+  mkdir "$PDGATE_GUARD/$1/firing" 2>/dev/null || { n=0; while [ -e "$PDGATE_GUARD/$1/firing" ] && [ $n -lt 50 ]; do sleep 0.1; n=$((n + 1)); done; return 0; }
+  (. "$PDGATE_GUARD/$1/undo") && echo "undone by $2 at $(uptime_s)" >"$PDGATE_GUARD/$1/state"
+  code=$?
+  rmdir "$PDGATE_GUARD/$1/firing" 2>/dev/null
+  if [ "$2" != controller ] && [ $code -eq 0 ]; then rm -rf "${PDGATE_GUARD:?}/$1"; guard_tidy; fi
+  return $code
+}
+guard_disarm() { # TAG
+  ours "$1" || return 0
+  set -- "$1" $(cat "$PDGATE_GUARD/$1/timer" 2>/dev/null)
+  [ -n "$2" ] && same "$2" "$3" && kill "$2" 2>/dev/null
+  rm -rf "${PDGATE_GUARD:?}/$1"
+  guard_tidy
+}
+guard_tidy() { # the last guard takes the library and the boot replay with it
+  for state in "$PDGATE_GUARD"/*/; do [ -e "$state" ] && return 0; done
+  if [ -e /etc/systemd/system/pdgate-guard.service ]; then systemctl -q disable pdgate-guard.service; rm -f /etc/systemd/system/pdgate-guard.service; fi
+  rm -f /etc/cron.d/pdgate-guard
+  rm -rf "${PDGATE_GUARD:?}"
+}
+guard_replay() { # after a reboot, and for --cleanup: undo whatever is still written down
+  for state in "$PDGATE_GUARD"/*/; do
+    tag=$(basename "$state"); ours "$tag" || continue
+    if [ "$1" = all ] || { [ "$(cat "$state/boot")" != "$(boot_id)" ] || ! same $(cat "$state/timer" 2>/dev/null || echo 0 0); }; then
+      echo "$tag: $(sed -n 2p "$state/owner")"; guard_fire "$tag" "${2:-replay}" && guard_disarm "$tag"
+    fi
+  done
+  guard_tidy
+}
+lock_take() { # OWNER SECONDS: one chaos run at a time; a lock past its time, or of before a reboot, is nobody's
+  if ! mkdir "$PDGATE_LOCK" 2>/dev/null; then
+    { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null || { echo "$PDGATE_LOCK is being taken by another run"; return 1; }
+    if [ "$owner" != "$1" ] && [ "$boot" = "$(boot_id)" ] && [ "$until" -gt "$(uptime_s)" ]; then
+      echo "another chaos run holds this host: $owner, for another $((until - $(uptime_s))) s at most"; return 1
+    fi
+  fi
+  echo "$1 $(($(uptime_s) + $2)) $(boot_id)" >"$PDGATE_LOCK/held"
+}
+lock_drop() { # OWNER
+  { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null
+  [ "$owner" != "$1" ] || rm -rf "$PDGATE_LOCK"
+}

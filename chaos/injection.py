@@ -1,0 +1,91 @@
+"""One injection, in this order: persist the undo, arm the timer, verify it, inject, verify the effect, … heal, verify, disarm."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from chaos.faults.base import Fault, Plan
+from chaos.guard import Guard, GuardFailed, Hand
+from pdgate.serving.record import now
+
+STEPS = ("persist", "arm", "verify-armed", "inject", "verify-applied", "observe", "heal", "verify-healed", "disarm")
+OnStep = Callable[[str], None]
+
+
+class NotApplied(Exception):
+    """The fault had no effect, so nothing can be concluded; the message says what the host said."""
+
+
+@dataclass
+class Applied:
+    """What happened, with the controller's times. `injected` and `healed` are intervals: before the call, after it."""
+
+    fault: str
+    plan: Plan
+    evidence: str = ""
+    injected: tuple[float, float] = (0.0, 0.0)
+    healed: tuple[float, float] = (0.0, 0.0)
+    steps: list[tuple[float, str]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_step: OnStep = lambda step: None) -> Iterator[Applied]:
+    """The fault is there within the block and gone after it; raises NotApplied or GuardFailed.
+
+    Whatever ends the block, it is healed; whatever ends *us*, the guard heals it `guard_s` after it was armed.
+    """
+    plan = fault.plan()
+    guard = Guard(hand, tag, owner, plan.undo, plan.survives_reboot)
+    applied = Applied(fault.name, plan)
+
+    def step(name: str) -> None:
+        applied.steps.append((now(), name))
+        on_step(name)
+
+    step("persist")
+    guard.persist()
+    try:
+        step("arm")
+        guard.arm(guard_s)
+        step("verify-armed")
+        guard.verify_armed()
+        step("inject")
+        before = now()
+        result = hand.run(fault.inject(), 60.0)
+        applied.injected = (before, now())
+        if result.code != 0:
+            raise NotApplied(f"{fault.name} on {fault.host}: {(result.stdout + result.stderr).strip()[-400:] or f'code {result.code}'}")
+        step("verify-applied")
+        seen = hand.run(fault.verify_applied(), 60.0)
+        if seen.code != 0:
+            raise NotApplied(f"{fault.name} on {fault.host} shows no effect: {(seen.stdout + seen.stderr).strip()[-400:]}")
+        applied.evidence = seen.stdout.strip()
+        step("observe")
+        yield applied
+    finally:
+        step("heal")
+        before = now()
+        guard.fire()
+        applied.healed = (before, now())
+        step("verify-healed")
+        _verify_healed(fault, hand)
+        step("disarm")
+        guard.disarm()
+
+
+def _verify_healed(fault: Fault, hand: Hand) -> None:
+    """A heal that did not take is tried once more before anybody is told."""
+    for last in (False, True):
+        result = hand.run(fault.verify_healed(), 60.0)
+        if result.code == 0:
+            return
+        if last:
+            raise GuardFailed(
+                f"{fault.name} on {fault.host} is not healed: {(result.stdout + result.stderr).strip()[-400:]}; its guard stays armed; "
+                "pytest chaos --cleanup tries again"
+            )
+        time.sleep(0.5)
+        hand.run(fault.heal(), 60.0)

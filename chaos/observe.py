@@ -1,0 +1,89 @@
+"""The load that runs through an experiment in the background, and everything seen meanwhile."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdgate.facts.model import UnknownFact
+from pdgate.inventory.model import Deployment, Proxy
+from pdgate.inventory.variables import Load
+from pdgate.rules.load import must_be_applied
+from pdgate.serving.exchange import front_of
+from pdgate.serving.golden import GoldenBook, judged_all
+from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, run_load
+from pdgate.serving.logs import LogBook, Logs, attribute
+from pdgate.serving.record import Record
+from pdgate.serving.watch import Moment, Watch
+
+FLOWING_S = 1.5
+
+
+@dataclass
+class Observation:
+    """A load in a thread, from `start` to `finish`; records are judged when it has ended."""
+
+    deployment: Deployment
+    plan: LoadPlan
+    book: GoldenBook
+    logbook: LogBook
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._result: LoadResult | None = None
+        self._failure: LoadFailed | None = None
+        self._thread = threading.Thread(target=self._play, daemon=True, name="pdgate-load")
+        self._watch = Watch(self.deployment, 0.5)
+
+    def _play(self) -> None:
+        try:
+            self._result = run_load(self.plan, self.folder / "load")
+        except LoadFailed as error:
+            self._failure = error
+
+    def start(self) -> None:
+        """Begin, and come back once answers have come in; raises UnknownFact where none do."""
+        self.logbook.read()
+        self._watch.__enter__()
+        self._thread.start()
+        records = self.folder / "load" / "records.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self._failure is None:
+            if records.exists() and any('"ok"' in line for line in records.read_text().splitlines()):
+                time.sleep(FLOWING_S)
+                return
+            time.sleep(0.1)
+        raise UnknownFact(f"the load did not start: {self._failure or 'no good answer in 60 s'}")
+
+    def finish(self) -> tuple[list[Record], Logs, list[Moment]]:
+        """Wait for the load's end; raises UnknownFact where it was not applied as planned."""
+        self._thread.join(self.plan.seconds + self.plan.deadline_s + 90)
+        self._watch.__exit__()
+        if self._failure is not None or self._result is None:
+            raise UnknownFact(f"the load was not applied: {self._failure or 'it did not end'}")
+        must_be_applied(self._result)
+        logs = Logs(self.logbook.read(), dict(self.logbook.unknown), datetime.date.today())
+        records = attribute(judged_all(self._result.records, self.book), logs)
+        with (self.folder / "requests.jsonl").open("a") as out:
+            out.writelines(record.model_dump_json() + "\n" for record in records)
+        return records, logs, self._watch.moments
+
+
+def through_plan(deployment: Deployment, proxy: Proxy, wish: Load, book: GoldenBook, deadline_s: float, seconds: float) -> LoadPlan:
+    """A constant load without aborts that lasts through the experiment."""
+    endpoint = front_of(deployment, proxy)
+    prompts = [golden.prompt for golden in book.answers.values()]
+    return LoadPlan(
+        url=endpoint.url, api_key_env=endpoint.api_key_env, model=book.model, prompts=prompts, seed=wish.seed, stream_share=wish.stream_share,
+        stages=[Stage(seconds=seconds, rate=wish.rate, arrival="constant")], deadline_s=deadline_s,
+    )  # fmt: skip
+
+
+def keep_timeline(folder: Path, name: str, document: dict[str, object]) -> None:
+    """The experiment's own page of numbers in the bundle."""
+    (folder / "experiments").mkdir(exist_ok=True)
+    (folder / "experiments" / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
