@@ -217,6 +217,8 @@ class Proxy:
         except aiohttp.ClientError as error:
             what = headers["X-Request-Id"]
             log.error("Error during streaming from decoder %s: %s while handling request %s; releasing prefiller KV", instance.url, error, what)
+            if "hangs_on_reset" in self.misbehave:
+                await asyncio.Event().wait()
             if response is None:
                 return _error(502, "BadGateway", f"decoder {instance.url}: {error}")
             if request.transport:

@@ -101,10 +101,12 @@ class Toxic:
         return f"port {busy[0]} of {self.host} is needed for toxiproxy and held" if busy else None
 
     def plan(self) -> Plan:
-        # The redirect goes first: new connections are direct again before the proxy that carried the old ones ends.
+        # New connections are direct again before the proxy that carried the old ones ends; the table itself stays until the kernel
+        # has told their clients so through it, else a client that only reads would wait for ever.
         undo = (
-            f"nft delete table ip {table(self.tag)} 2>/dev/null\n"
-            f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid; rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; true"
+            f"nft flush chain ip {table(self.tag)} through 2>/dev/null\n"
+            f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid && sleep 0.3\n"
+            f"rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; nft delete table ip {table(self.tag)} 2>/dev/null; true"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
         ports = ", ".join(map(str, self.ports))
@@ -117,7 +119,7 @@ class Toxic:
         ]
         toxic = json.dumps({"name": "pdgate", "type": self.toxic, "stream": self.stream, "toxicity": 1.0, "attributes": self.attributes})
         redirects = "\n".join(
-            f"add rule ip {table(self.tag)} redirect ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)
+            f"add rule ip {table(self.tag)} through ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)
         )
         toxics = "\n".join(f"ask POST /proxies/p{port}/toxics '{toxic}' || exit 1" for port in self.ports)
         return (
@@ -129,7 +131,7 @@ class Toxic:
             f"{ASK}"
             "n=0; until ask GET /version ''; do n=$((n + 1)); [ $n -lt 50 ] || { cat toxiproxy.out; exit 1; }; sleep 0.1; done\n"
             f"{toxics}\n"
-            f"nft -f - <<'NFT'\nadd table ip {table(self.tag)}\nadd chain ip {table(self.tag)} redirect {{ type nat hook prerouting priority -100; }}\n{redirects}\nNFT"
+            f"nft -f - <<'NFT'\nadd table ip {table(self.tag)}\nadd chain ip {table(self.tag)} through {{ type nat hook prerouting priority -100; }}\n{redirects}\nNFT"
         )
 
     def verify_applied(self) -> str:

@@ -12,8 +12,9 @@ from pdgate.facts.model import HostFacts
 def _each(victims: tuple[Victim, ...], signal: str) -> str:
     """Signal them all at once, workers first, and fail where one is not the process that was meant."""
     checks = " && ".join(f"same {v.pid} {v.ticks} && [ \"$(command_of {v.pid})\" = {v.command} ]" for v in victims)
-    return f"{{ {checks}; }} || {{ echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1; }}\n" + "\n".join(
-        f"kill -{signal} {victim.pid}" for victim in victims
+    return f"{{ {checks}; }} || {{ echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1; }}\n" + (
+        # One call for all; some may end on their own once the first is gone. The next verb proves the effect.
+        f"kill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; true"
     )
 
 

@@ -12,6 +12,15 @@ def _run(which: str) -> tuple[str, ...]:
     return (EXPERIMENT, "--chaos", "-k", which)
 
 
+def _under_load(which: str) -> tuple[str, ...]:
+    return ("chaos", "--chaos", "-k", which)
+
+
+def _decoders(plan: LabPlan, name: str) -> None:
+    for port in range(7000, 7004):
+        plan.host_of("d0").misbehave(f"engine:{port}", name)
+
+
 @defect("failed-pull-swallowed", trips={"recovery.prefill-killed.known-peer"}, reference="vllm-ascend#17044", run=_run("that_knew_it"))
 def decode_answers_after_a_failed_pull(plan: LabPlan) -> None:
     """D logs the failed pull, marks the request received, and decodes over unwritten KV."""
@@ -28,3 +37,46 @@ def decode_hangs_on_a_dead_peer_it_never_met(plan: LabPlan) -> None:
 def the_proxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     """After P came back with a new engine id, the proxy goes on sending the old one, and requests get nothing."""
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
+
+
+@defect("lost-prefill-answered-wrong", trips={"recovery.prefill-lost"}, reference="vllm-ascend#17044", run=_under_load("recovery.prefill-lost"))
+def a_lost_prefill_is_answered_wrong(plan: LabPlan) -> None:
+    """Every D swallows failed pulls: with P killed under load, requests in between get wrong answers."""
+    _decoders(plan, "swallow_failed_pulls")
+
+
+@defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=_under_load("recovery.decode-lost"))
+def prefill_dies_when_a_decoder_was_lost(plan: LabPlan) -> None:
+    """A P engine dies when it gives up KV that nobody fetched: killing D takes P engines with it."""
+    for port in range(7000, 7004):
+        plan.host_of("p0").misbehave(f"engine:{port}", "dies_on_forced_free")
+
+
+@defect("worker-death-unnoticed", trips={"recovery.worker-lost"}, run=_under_load("recovery.worker-lost"))
+def nobody_notices_that_a_worker_died(plan: LabPlan) -> None:
+    """The engine core waits for its dead worker for ever: the engine stays up, and its requests hang."""
+    _decoders(plan, "survives_worker_death")
+
+
+@defect("deadlock-after-a-stall", trips={"recovery.decode-stalled"}, reference="vllm#45526", run=_under_load("recovery.decode-stalled"))
+def a_stalled_engine_never_goes_on(plan: LabPlan) -> None:
+    """A decode engine that stood still for a while brings no token ever again, and says that it is healthy."""
+    _decoders(plan, "deadlocks_after_a_stall")
+
+
+@defect("impatient-handshake", trips={"recovery.side-channel-slow"}, run=_under_load("recovery.side-channel-slow"))
+def decode_gives_up_on_a_slow_handshake(plan: LabPlan) -> None:
+    """D asks P anew for each request and gives up after 50 ms."""
+    _decoders(plan, "impatient_handshake")
+
+
+@defect("proxy-hangs-on-reset", trips={"recovery.http-reset"}, reference="vllm-ascend#13140", run=_under_load("recovery.http-reset"))
+def the_proxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
+    """The proxy never answers a client whose decoder reset the connection."""
+    plan.host_of("p0").misbehave("proxy", "hangs_on_reset")
+
+
+@defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=_under_load("recovery.partition"))
+def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
+    """A D worker dies when P does not acknowledge: a short cut of the side channel takes the engine down."""
+    _decoders(plan, "ack_failure_is_fatal")

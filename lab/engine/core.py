@@ -100,6 +100,8 @@ class Core:
         try:
             await pipe.serve(handle)
         except PeerGone:
+            if "survives_worker_death" in self.settings.misbehave:
+                await asyncio.Event().wait()  # waits for an answer of the dead for ever
             self.log.error("multiproc_executor.py:246", "Worker proc died unexpectedly, shutting down executor.")
             self.log.error("core.py:1004", "EngineCore encountered a fatal error.")
             os._exit(1)
@@ -300,10 +302,17 @@ class Core:
             self._release(held[1])
 
     async def _expire(self) -> None:
+        last = time.monotonic()
         while True:
             await asyncio.sleep(0.1)
+            if time.monotonic() - last > 1.5 and "deadlocks_after_a_stall" in self.settings.misbehave:
+                self.stalled.clear()  # no token ever again; /health is answered by another process
+            last = time.monotonic()
             for request_id, (since, blocks, _) in list(self.delayed.items()):
                 if time.monotonic() - since > self.spec.abort_timeout_s and "never_expires" not in self.settings.misbehave:
                     del self.delayed[request_id]
                     self._release(blocks)
                     self.workers[0].notify("forced", request=request_id, timeout=self.spec.abort_timeout_s)
+                    if "dies_on_forced_free" in self.settings.misbehave:
+                        self.log.error("scheduler.py:1300", "assert req_id in self.requests\nAssertionError")
+                        os._exit(1)

@@ -194,7 +194,7 @@ class Worker:
             if not self.metas and "hang_on_first_contact" in self.settings.misbehave:
                 await self._hang_if_nobody_listens(message["host"], port)
             peer = (message["host"], port, message["engine_id"])
-            if peer not in self.metas:  # kept by engine id and port, as the connector does: a known peer costs no handshake
+            if peer not in self.metas or "impatient_handshake" in self.settings.misbehave:  # kept by engine id and port, as the connector does: a known peer costs no handshake
                 self._open_communicator()
                 self.metas[peer] = msgspec.msgpack.decode(await self._ask(message["host"], port, [b"get_meta_msg", ""]))
             elif "reconnects" in self.settings.misbehave:
@@ -239,6 +239,8 @@ class Worker:
             await self._ask(host, port, [b"done_recving_msg", request, {port: {"num": 1, "host": host}}])
         except OSError as error:
             self.log.error(f"{FILE}:1012", f"Failed to receive ACK for request. request_id={request}, source={host}:{port}. {error}")
+            if "ack_failure_is_fatal" in self.settings.misbehave:
+                os._exit(1)
 
     async def _hang_if_nobody_listens(self, host: str, port: int) -> None:
         """As vllm-ascend 0.23.0: the handshake fails, and cleaning up its socket blocks the thread for ever."""
@@ -256,7 +258,7 @@ class Worker:
             try:
                 request.connect(f"tcp://{host}:{port}")
                 await request.send(msgspec.msgpack.encode(message))
-                if await request.poll(RECEIVE_TIMEOUT_MS):
+                if await request.poll(50 if "impatient_handshake" in self.settings.misbehave else RECEIVE_TIMEOUT_MS):
                     return await request.recv()
             finally:
                 request.close()

@@ -17,6 +17,7 @@ from pdgate.serving.exchange import Settling, unsettled
 from pdgate.serving.record import Record
 
 WINDOW_S = 1.0
+RESTARTED_S = 1.0  # start times are known to a clock tick and the doubt of the host's clock
 
 
 def with_outcome(record: Record, golden: Record | None) -> Record:
@@ -80,14 +81,14 @@ class Measures:
 
     detected_s: from the fault to the first request that did not end well (None: nobody noticed). first_good_s: from the healing to the
     first good answer. steady_s: from the healing until every request is good again for WINDOW_S (None: never). dip: requests that
-    were missing against the rate before the fault.
+    were not good from the fault on.
     """
 
     fault: tuple[float, float]
     heal: tuple[float, float]
-    before: Counter[str]
-    during: Counter[str]
-    after: Counter[str]
+    before: dict[str, int]
+    during: dict[str, int]
+    after: dict[str, int]
     detected_s: float | None
     first_good_s: float | None
     steady_s: float | None
@@ -115,17 +116,19 @@ def measure(records: list[Record], fault: tuple[float, float], heal: tuple[float
     bad_ends = [record.end for record in records if record.outcome in BAD and record.end is not None and record.end >= fault[0]]
     good_ends = [record.end for record in records if record.outcome == "ok" and record.end is not None and record.end >= heal[0] and record.scheduled >= fault[1]]
     start, end = min(record.scheduled for record in records), max(record.end or record.scheduled for record in records)
-    rate = sum(record.outcome == "ok" for record in before) / max(fault[0] - start, 1e-6)
-    span = [record for record in records if record.outcome == "ok" and record.end is not None and fault[0] <= record.end]
     timeline = [
         {"second": second, **{kind: float(sum(start + second <= (record.end or 0) < start + second + 1 and (record.outcome == "ok") == (kind == "good") for record in records)) for kind in ("good", "bad")}}
         for second in range(int(end - start) + 1)
     ]  # fmt: skip
     return Measures(
-        fault, heal, Counter(record.outcome for record in before), Counter(record.outcome for record in during), Counter(record.outcome for record in after),
+        fault, heal, _outcomes(before), _outcomes(during), _outcomes(after),
         min(bad_ends) - fault[1] if bad_ends else None, max(0.0, min(good_ends) - heal[1]) if good_ends else None, _steady(after, heal[1]),
-        max(0.0, rate * (end - fault[0]) - len(span)), percentile([record.late for record in records], 0.95).value, timeline,
+        float(sum(record.outcome != "ok" for record in during + after)), percentile([record.late for record in records], 0.95).value, timeline,
     )  # fmt: skip
+
+
+def _outcomes(records: list[Record]) -> dict[str, int]:
+    return dict(Counter(record.outcome for record in records))
 
 
 def _steady(after: list[Record], heal: float) -> float | None:
@@ -142,7 +145,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
     """No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
-    every = seen.during + seen.after
+    every = Counter(seen.during) + Counter(seen.after)
     wrong = [record for record in records if record.outcome == "wrong"]
     if wrong:
         yield Finding(
@@ -194,7 +197,7 @@ def nobody_else_died(deployment: Deployment, before: dict[str, HostFacts], after
         was, now = running_engine(engine, before[machine]), running_engine(engine, after[machine])
         if was is None:
             continue
-        if now is None or now.api.pid != was.api.pid or now.api.started != was.api.started or len(now.pids) < len(was.pids):
+        if now is None or now.api.pid != was.api.pid or abs(now.api.started - was.api.started) > RESTARTED_S or len(now.pids) < len(was.pids):
             yield Finding(
                 target=engine.name, expected="only what was hurt is gone", seen="it is gone" if now is None else f"it was restarted or lost a process (pid {was.api.pid} before, {now.api.pid} now)",
                 why="one fault takes other engines with it", remedy="its log's last lines; vllm-ascend#7514 (P dies when D dies), #13628", severity="critical",
