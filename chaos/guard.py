@@ -11,13 +11,14 @@ from pdgate.inventory.model import Host
 
 LIBRARY = Path(__file__).with_name("guard.sh").read_text()
 FOLDER = "/var/lib/pdgate"
+REPLAY = f"for lib in {FOLDER}/*/lib.sh; do . $lib && guard_replay && break; done"
 # So that what survives a reboot is undone after one: a line for cron's @reboot, or a unit where systemd runs.
 BOOT = f"""
 if [ -d /run/systemd/system ]; then
-  printf '[Unit]\\nDescription=pdgate: undo faults left from before a reboot\\n[Service]\\nType=oneshot\\nExecStart=/bin/sh -c ". {FOLDER}/lib.sh; guard_replay"\\n[Install]\\nWantedBy=multi-user.target\\n' > /etc/systemd/system/pdgate-guard.service
+  printf '[Unit]\\nDescription=pdgate: undo faults left from before a reboot\\n[Service]\\nType=oneshot\\nExecStart=/bin/sh -c "{REPLAY}"\\n[Install]\\nWantedBy=multi-user.target\\n' > /etc/systemd/system/pdgate-guard.service
   systemctl -q enable pdgate-guard.service
 elif [ -d /etc/cron.d ]; then
-  echo '@reboot root . {FOLDER}/lib.sh; guard_replay' > /etc/cron.d/pdgate-guard
+  echo '@reboot root {REPLAY}' > /etc/cron.d/pdgate-guard
 else
   echo "neither systemd nor cron: nothing would undo this fault after a reboot"; exit 3
 fi
@@ -65,10 +66,12 @@ class Guard:
 
     def persist(self) -> None:
         """Write the undo (and, where it must survive a reboot, the boot replay) on the host's disk; raises GuardFailed."""
-        library = f"umask 077; mkdir -p {FOLDER} && cat > {FOLDER}/lib.sh <<'PDGATE_LIB_END'\n{LIBRARY}PDGATE_LIB_END\n"
+        # Each guard has the functions beside it: none depends on what another one writes or takes away.
+        library = f"cat > {FOLDER}/{self.tag}/lib.sh <<'PDGATE_LIB_END'\n{LIBRARY}PDGATE_LIB_END\n"
         boot = f"( {BOOT} ) || exit 3\n" if self.survives_reboot else ""
         words = f"guard_persist {self.tag} {shlex.quote(self.owner)} {'yes' if self.survives_reboot else 'no'}"
-        self.hand.must(f"{library}{boot}{words} <<'PDGATE_UNDO_END'\n{self.undo}\nPDGATE_UNDO_END\n", f"the undo of {self.tag} could not be written")
+        undo = f"<<'PDGATE_UNDO_END' || exit 1\n{self.undo}\nPDGATE_UNDO_END\n"
+        self.hand.must(f"{boot}{words} {undo}{library}", f"the undo of {self.tag} could not be written")
 
     def arm(self, seconds: float) -> None:
         self.hand.must(f"guard_arm {self.tag} {max(1, round(seconds))}", f"the timer of {self.tag} could not be started")
@@ -92,7 +95,7 @@ def clean_up(hand: Hand) -> list[str]:
 
 def leftovers(hand: Hand) -> list[str]:
     """Tags of guards that are still on the host."""
-    return hand.must(f"ls {FOLDER} 2>/dev/null | grep -v '^lib.sh$'; true", "the guard's folder could not be read").split()
+    return hand.must(f"ls {FOLDER} 2>/dev/null; true", "the guard's folder could not be read").split()
 
 
 def posix_cksum(data: bytes) -> int:

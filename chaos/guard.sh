@@ -28,11 +28,12 @@ guard_persist() { # TAG OWNER SURVIVES-REBOOT; the undo on stdin
 guard_arm() { # TAG SECONDS
   ours "$1" || { echo "$1 is not persisted"; return 1; }
   echo "$(($(uptime_s) + $2))" >"$PDGATE_GUARD/$1/deadline"
-  setsid sh -c '. "$1/lib.sh"; until [ "$(uptime_s)" -ge "$(cat "$PDGATE_GUARD/$2/deadline" 2>/dev/null || echo 0)" ]; do sleep 0.2; done; guard_fire "$2" timer' \
+  setsid sh -c '. "$1/$2/lib.sh" && : >"$1/$2/ready"; until [ "$(uptime_s)" -ge "$(cat "$PDGATE_GUARD/$2/deadline" 2>/dev/null || echo 0)" ]; do sleep 0.2; done; guard_fire "$2" timer' \
     pdgate-guard "$PDGATE_GUARD" "$1" </dev/null >>"$PDGATE_GUARD/$1/log" 2>&1 &
   echo "$! $(started $!)" >"$PDGATE_GUARD/$1/timer"
 }
-guard_armed() { # TAG UNDO-CKSUM: the timer runs and the undo is the one that was sent
+guard_armed() { # TAG UNDO-CKSUM: the timer runs, has read its functions, and the undo is the one that was sent
+  n=0; until [ -e "$PDGATE_GUARD/$1/ready" ]; do n=$((n + 1)); [ $n -lt 50 ] || return 1; sleep 0.05; done
   ours "$1" && [ "$(cksum <"$PDGATE_GUARD/$1/undo" | cut -d' ' -f1)" = "$2" ] && same $(cat "$PDGATE_GUARD/$1/timer")
 }
 guard_fire() { # TAG WHO: undo now, at most once at a time; twice does no harm
@@ -51,11 +52,11 @@ guard_disarm() { # TAG
   rm -rf "${PDGATE_GUARD:?}/$1"
   guard_tidy
 }
-guard_tidy() { # the last guard takes the library and the boot replay with it
+guard_tidy() { # the last guard takes the boot replay with it
   for state in "$PDGATE_GUARD"/*/; do [ -e "$state" ] && return 0; done
   if [ -e /etc/systemd/system/pdgate-guard.service ]; then systemctl -q disable pdgate-guard.service; rm -f /etc/systemd/system/pdgate-guard.service; fi
   rm -f /etc/cron.d/pdgate-guard
-  rm -rf "${PDGATE_GUARD:?}"
+  rmdir "$PDGATE_GUARD" 2>/dev/null; true # another fault may just be arriving: then it stays
 }
 guard_replay() { # after a reboot, and for --cleanup: undo whatever is still written down
   for state in "$PDGATE_GUARD"/*/; do

@@ -1,0 +1,55 @@
+"""What the chaos tests run inside the lab's network: a shell on a host, one fault of each kind, and everything a fault could leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.faults.base import IDENTIFY, Fault, Victim, victims_from
+from chaos.faults.host import FewDescriptors, LinkDown, PlantLeftovers
+from chaos.faults.network import Partition, Toxic
+from chaos.faults.ports import OccupyPorts
+from chaos.faults.processes import Kill, Stall
+from chaos.guard import GuardFailed, Hand, clean_up, leftovers
+from chaos.injection import STEPS, NotApplied, injected
+from lab.control import Lab
+from pdgate.deployment import open_deployment
+from pdgate.facts.shell import Shells
+from pdgate.inventory.connection import ssh_config_text
+
+__all__ = [
+    "IDENTIFY", "KINDS", "STEPS", "GuardFailed", "Kill", "NotApplied", "Stall", "a_fault", "clean_up", "hand_of", "injected", "leftovers", "state_of",
+    "victims_from",
+]  # fmt: skip
+KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link")
+
+
+def hand_of(lab: Lab, folder: Path, host: str = "d0") -> Hand:
+    deployment = open_deployment(lab.inventory)
+    config = folder / "ssh_config"
+    config.write_text(ssh_config_text([one.connection for one in deployment.hosts.values()], str(folder)))
+    return Hand(deployment.hosts[host], Shells(str(config)))
+
+
+def a_fault(kind: str, hand: Hand, tag: str) -> Fault:
+    def victims(comm: str) -> tuple[Victim, ...]:
+        pids = hand.must(f"grep -l '^{comm}' /proc/[0-9]*/comm | cut -d/ -f3 | tail -n1", "no such process").split()
+        return tuple(victims_from(hand.must(IDENTIFY.format(pids=" ".join(pids)), "not identified")))
+
+    address = str(hand.host.address)
+    return {
+        "occupy": lambda: OccupyPorts("d0", address, (28900, 28901), tag),
+        "partition": lambda: Partition("d0", ("10.77.0.11",), tag, 30),
+        "toxic": lambda: Toxic("d0", address, (7003,), tag, "latency", {"latency": 200}),
+        "stall": lambda: Stall("d0/dp3", "d0", "core", victims(b"VLLM::EngineCore_DP3"[:15].decode())),
+        "leftovers": lambda: PlantLeftovers("d0", ("/tmp/mooncake_chaos", "/dev/shm/mooncake_chaos")),
+        "descriptors": lambda: FewDescriptors("d0/dp3", "d0", victims(b"VLLM::EngineCore_DP3"[:15].decode()), tag),
+        "link": lambda: LinkDown("d0", 3),
+    }[kind]()
+
+
+STATE = "echo \"$(nft list tables; ls -d /var/lib/pdgate /tmp/mooncake_chaos /dev/shm/mooncake_chaos /etc/cron.d/pdgate-guard 2>/dev/null; cat /proc/net/tcp | awk '$4==\\\"0A\\\"{print $2}' | sort; for p in /proc/[0-9]*; do s=$(cat $p/stat 2>/dev/null); s=${s##*) }; case $s in T*) echo stopped $p;; esac; done; hccn_tool -i 3 -link -g; for p in $(grep -l '^VLLM::EngineCore_DP3' /proc/[0-9]*/cmdline | cut -d/ -f3); do prlimit --pid $p --nofile --output SOFT --noheadings; done)\""
+
+
+def state_of(hand: Hand) -> str:
+    """Everything a fault could leave: rules, files, listeners, stopped processes, links, limits."""
+    return hand.must(STATE, "the state could not be read")

@@ -1,0 +1,193 @@
+"""Faults on a running lab: applied for certain, undone for certain, also when the controller is killed at any step."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.guard import FOLDER
+from chaos.injection import STEPS
+from lab.control import Lab, start
+from tests.lab.faulted import KINDS
+
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("chaos")]
+ROOT = Path(__file__).resolve().parent.parent.parent
+GUARD_S = 4
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    running = start("lab", [])
+    yield running
+    running.stop()
+
+
+def in_lab(lab: Lab, code: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run Python inside the lab's network, with `lab`, `hand` and tests.lab.faulted at hand."""
+    process = spawn_in_lab(lab, code)
+    out, error = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def spawn_in_lab(lab: Lab, code: str) -> subprocess.Popen[str]:
+    head = (
+        "import os, sys, time, tempfile\nfrom pathlib import Path\nfrom lab.control import Lab\n"
+        f"lab = Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0)\nlab.join()\n"
+        "from tests.lab.faulted import *\nhand = hand_of(lab, Path(tempfile.mkdtemp()))\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", head + code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_is_applied_proved_and_leaves_nothing(lab: Lab, kind: str) -> None:
+    done = in_lab(lab, f"""
+before = state_of(hand)
+fault = a_fault({kind!r}, hand, "t1")
+steps = []
+with injected(fault, hand, "t1", "pdgate-test", 60, steps.append) as applied:
+    assert applied.evidence and state_of(hand) != before, "no effect"
+assert steps == list(STEPS), steps
+after = state_of(hand)
+assert after == before, (before, after)
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+# Every kind of fault at once, killed at each of the nine steps: 63 points.
+@pytest.mark.parametrize("step", STEPS)
+def test_controllers_killed_at_any_step_leave_nothing_once_the_guards_have_fired(lab: Lab, step: str) -> None:
+    before = in_lab(lab, "print(state_of(hand))").stdout
+    dying = [
+        spawn_in_lab(lab, f"""
+def die(step):
+    if step == {step!r}:
+        os.kill(os.getpid(), {signal.SIGKILL})
+fault = a_fault({kind!r}, hand, "k-{kind}")
+with injected(fault, hand, "k-{kind}", "pdgate-test", {GUARD_S}, die):
+    pass
+""") for kind in KINDS
+    ]  # fmt: skip
+    for kind, process in zip(KINDS, dying, strict=True):
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, f"{kind}: {error[-600:]}"
+    if step == "arm":  # persisted and not armed: nothing was hurt yet, and --cleanup finds the notes
+        assert all(f"k-{kind}" in in_lab(lab, "print(leftovers(hand))").stdout for kind in KINDS)
+        in_lab(lab, "clean_up(hand)")
+    deadline = time.monotonic() + GUARD_S + 6
+    while (after := in_lab(lab, "print(state_of(hand))").stdout) != before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert after == before
+
+
+def test_a_killed_process_is_restarted_by_the_guard_of_a_dead_controller(lab: Lab) -> None:
+    done = in_lab(lab, f"""
+hand.must("setsid sh -c 'exec sleep 7777' </dev/null >/dev/null 2>&1 &", "sleeper")
+time.sleep(0.3)
+pid = hand.must("for p in /proc/[0-9]*; do tr '\\\\0' ' ' <$p/cmdline | grep -q '^sleep 7777' && basename $p; done; true", "find").split()[0]
+victims = tuple(victims_from(hand.must(IDENTIFY.format(pids=pid), "identify")))
+fault = Kill("sleeper", "d0", "api", victims, "setsid sh -c 'exec sleep 8888' &", None)
+def die(step):
+    if step == "observe":
+        os.kill(os.getpid(), {signal.SIGKILL})
+with injected(fault, hand, "r1", "pdgate-test", 2, die):
+    pass
+""")  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr[-800:]
+    time.sleep(4)
+    seen = in_lab(lab, "print(hand.must(\"cat /proc/[0-9]*/cmdline | tr '\\\\0' ' '\", 'ps'), leftovers(hand))").stdout
+    assert "sleep 8888" in seen and "sleep 7777" not in seen and "r1" not in seen
+
+
+def test_what_survives_a_reboot_is_undone_after_one(lab: Lab) -> None:
+    done = in_lab(lab, f"""
+fault = a_fault("leftovers", hand, "b1")
+def die(step):
+    if step == "observe":
+        os.kill(os.getpid(), {signal.SIGKILL})
+with injected(fault, hand, "b1", "pdgate-test", 600, die):
+    pass
+""")  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr[-800:]
+    # The reboot: every process of the guard is gone, the boot id is another, the boot replay runs.
+    code = f"""
+assert "pdgate-guard" in hand.must("ls /etc/cron.d; true", "cron")
+hand.must("read pid ticks <{FOLDER}/b1/timer; kill -9 $pid; echo another-boot >{FOLDER}/b1/boot", "reboot")
+print(hand.must("sh -c \\"$(sed 's/.*root //' /etc/cron.d/pdgate-guard)\\"", "replay"))
+print("left:", leftovers(hand), hand.run("ls /tmp/mooncake_chaos /etc/cron.d/pdgate-guard").code)
+"""
+    seen = in_lab(lab, code)
+    assert seen.returncode == 0 and "left: [] 2" in seen.stdout, seen.stdout + seen.stderr[-800:]
+
+
+def test_a_reused_pid_and_a_foreign_folder_are_left_alone(lab: Lab) -> None:
+    done = in_lab(lab, """
+from dataclasses import replace
+fault = a_fault("stall", hand, "x1")
+wrong = Stall(fault.target, fault.host, fault.part, tuple(replace(v, ticks="1") for v in fault.victims))
+try:
+    with injected(wrong, hand, "x1", "pdgate-test", 30):
+        raise SystemExit("a process that was not meant was stopped")
+except NotApplied as error:
+    assert "not the one that was meant" in str(error), error
+hand.must("mkdir -p /var/lib/pdgate/x2 && echo somebody else >/var/lib/pdgate/x2/owner", "foreign")
+try:
+    with injected(fault, hand, "x2", "pdgate-test", 30):
+        raise SystemExit("foreign state was used")
+except GuardFailed as error:
+    assert "not pdgate's" in str(error), error
+assert clean_up(hand) == [] and hand.run("cat /var/lib/pdgate/x2/owner").stdout == "somebody else\\n"
+hand.must("rm -r /var/lib/pdgate", "tidy")
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_a_fault_without_effect_is_never_a_pass(lab: Lab) -> None:
+    done = in_lab(lab, """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Blunt(Stall):
+    def inject(self):
+        return "true"  # the negative control: it says that it hurt, and did not
+fault = a_fault("stall", hand, "n1")
+try:
+    with injected(Blunt(fault.target, fault.host, fault.part, fault.victims), hand, "n1", "pdgate-test", 30):
+        raise SystemExit("observed a fault that was not there")
+except NotApplied as error:
+    assert "shows no effect" in str(error), error
+assert leftovers(hand) == []
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_two_runs_cannot_meet_and_a_stale_lock_is_nobodys(lab: Lab) -> None:
+    done = in_lab(lab, """
+hand.must("lock_take first 60", "lock")
+assert "another chaos run holds this host: first" in hand.run("lock_take second 60").stdout
+hand.must("lock_drop second; lock_take first 60; lock_drop first", "again")
+hand.must("lock_take first 0; sleep 1.1; lock_take second 60; lock_drop second", "stale")
+assert hand.run("ls /run/pdgate-chaos.lock").code != 0
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_cleanup_undoes_what_a_killed_run_left_and_says_what(lab: Lab) -> None:
+    assert in_lab(lab, f"""
+def die(step):
+    if step == "observe":
+        os.kill(os.getpid(), {signal.SIGKILL})
+with injected(a_fault("partition", hand, "c1"), hand, "c1", "pdgate-test", 600, die):
+    pass
+""").returncode == -signal.SIGKILL  # fmt: skip
+    run = in_lab(lab, f"""
+import pytest
+os.chdir({str(ROOT)!r})
+sys.exit(pytest.main(["chaos", "--cleanup", "--hosts=" + lab.inventory, "-q", "-p", "no:cacheprovider"]))
+""")  # fmt: skip
+    assert run.returncode == 0 and "d0: undone c1: pdgate-test" in run.stdout, run.stdout + run.stderr[-500:]
+    assert in_lab(lab, "assert leftovers(hand) == []; print(hand.must('nft list tables', 'nft'))").stdout.strip() == ""
