@@ -68,8 +68,13 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
     finally:
         step("heal")
         before = now()
+        relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
+        if relieve is not None:
+            hand.run(relieve(), 60.0)
+            applied.healed = (before, now())
         guard.fire()
-        applied.healed = (before, now())
+        if relieve is None:
+            applied.healed = (before, now())
         step("verify-healed")
         _verify_healed(fault, hand)
         step("disarm")

@@ -16,6 +16,7 @@ from pdgate.facts.model import HostFacts
 TOXICS = ("latency", "bandwidth", "timeout", "reset_peer", "slicer", "limit_data", "slow_close")
 API_PORT = 18474
 FIRST_LISTEN = 18500
+DRAIN_S = 8
 
 
 def table(tag: str) -> str:
@@ -101,10 +102,12 @@ class Toxic:
         return f"port {busy[0]} of {self.host} is needed for toxiproxy and held" if busy else None
 
     def plan(self) -> Plan:
-        # New connections are direct again before the proxy that carried the old ones ends; the table itself stays until the kernel
-        # has told their clients so through it, else a client that only reads would wait for ever.
+        # The effect ends first. Connections that go through toxiproxy may end in peace, for a while: one that is cut with its
+        # redirect can leave a client that only reads waiting for ever (seen), which would be our doing.
+        busy = "|".join(f"{FIRST_LISTEN + n:04X}" for n in range(len(self.ports)))
         undo = (
-            f"nft flush chain ip {table(self.tag)} through 2>/dev/null\n"
+            f"{self.relieve()}\n"
+            f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
             f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid && sleep 0.3\n"
             f"rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; nft delete table ip {table(self.tag)} 2>/dev/null; true"
         )
@@ -143,6 +146,11 @@ class Toxic:
 
     def heal(self) -> str:
         return self.plan().undo
+
+    def relieve(self) -> str:
+        """New connections are direct again, old ones pass through unhurt; the rest of the undo may take its time."""
+        toxics = "\n".join(f"ask DELETE /proxies/p{port}/toxics/pdgate '' >/dev/null" for port in self.ports)
+        return f"{ASK}nft flush chain ip {table(self.tag)} through 2>/dev/null\n{toxics}\ntrue"
 
     def verify_healed(self) -> str:
         return (

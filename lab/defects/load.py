@@ -126,7 +126,7 @@ def the_first_token_is_late(plan: LabPlan) -> None:
     _all(plan, "d0", "first_token_delay_s", 0.5)
 
 
-@defect("slow-tokens", trips={"service.slo.itl"}, run=LOAD)
+@defect("slow-tokens", trips={"service.slo.itl"}, run=LOAD, alone=True)
 def tokens_are_slow(plan: LabPlan) -> None:
     """Decode engines take 55 ms a token."""
     for port in range(7000, 7004):

@@ -23,7 +23,7 @@ overlap is an error that names file, host and key. This page is generated: `pdga
 
 | file | what it shows |
 | --- | --- |
-| lab.yaml | the embedded lab |
+| lab.yaml, lab-router.yaml | the embedded lab; its engines behind a real vllm-router |
 | a2-1p1d.yaml | Atlas A2, one prefill and one decode host, DP4 x TP2 a node, HTTP 7000-7003, proxy 1999 |
 | a3-2p1d.yaml | Atlas A3, two prefill hosts, one decode DP group over two hosts |
 | one-host.ini | P and D on one host, in INI |

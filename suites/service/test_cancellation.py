@@ -71,7 +71,7 @@ def test_a_cancelled_request_leaves_nothing_on_prefill_and_decode(deployment, do
         judge(service.came_back_to_baseline(f"proxy {front.name}", cancelled.record, settling, bound[1]))
 
 
-@check("service.cancel.storm", severity="critical", reference="anchors N10; sglang#28651")
+@check("service.cancel.storm", severity="critical", reference="sglang#28651")
 def test_many_clients_leaving_at_once_leave_nothing_and_break_nothing(deployment, door, model, bound, wish, deadline_s, context_length, judge):
     if wish.max_concurrency < 2:
         raise NotRun("pd_load.max_concurrency is below 2")

@@ -17,7 +17,7 @@ def test_every_level_up_to_the_declared_concurrency_is_answered(sweep, front, ju
     judge(concurrency.levels_are_answered(f"proxy {front.name}", sweep.levels))
 
 
-@check("service.connections.storm", severity="major", reference="vllm-ascend#13482; anchors N10")
+@check("service.connections.storm", severity="major", reference="vllm-ascend#13482")
 def test_twice_as_many_connections_after_a_pause_are_all_served(sweep, door, front, golden, wish, deadline_s, judge):
     time.sleep(wish.idle_s)
     shortest = min((known.prompt for known in golden.answers.values()), key=lambda prompt: len(prompt.text))
