@@ -24,8 +24,9 @@ from pdgate.rules.running import need_running
 from pdgate.serving.client import complete
 from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe, served_models, wait_for_baseline
 from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt
+from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
-from pdgate.serving.record import Record
+from pdgate.serving.record import Record, now
 from pdgate.serving.watch import Moment
 
 STEADY_REQUESTS = 3
@@ -119,7 +120,7 @@ def serving(deployment: Deployment) -> set[str]:
 
 def run(
     stage: Stage, name: str, make: Callable[[dict[str, HostFacts], str], Fault], *, hurt_s: float, after_s: float, allow_last: bool = False,
-    meanwhile: Callable[[Applied], None] = lambda applied: None, cuts_established: bool = True,
+    prompts: list[LoadPrompt] | None = None, rate: float | None = None,
 ) -> Outcome:  # fmt: skip
     """Run one experiment. Raises UnknownFact (invalid) where the fault was not applied or the load did not run, NotRun where it is refused."""
     folder = stage.bundle / name.replace(".", "-")
@@ -136,12 +137,13 @@ def run(
     steady_state(stage, "before")
     baseline, _ = observe(stage.deployment)
     load = through_plan(stage.deployment, stage.proxy, stage.wish, stage.book, stage.deadline_s, 4.0 + hurt_s + after_s)
+    if prompts is not None and rate is not None:
+        load = load.model_copy(update={"prompts": prompts, "stages": [load.stages[0].model_copy(update={"rate": rate})]})
     folder.mkdir(parents=True, exist_ok=True)
     observation = Observation(stage.deployment, load, stage.book, LogBook(stage.deployment, stage.shells, folder / "logs"), folder)
     observation.start()
     try:
         with injected(fault, stage.hand(fault.host), tag, stage.owner, hurt_s + GUARD_MARGIN_S, stage.on_step) as applied:
-            meanwhile(applied)
             time.sleep(max(0.0, hurt_s - (time.monotonic() - _since(applied))))
     except (NotApplied, GuardFailed) as error:
         observation.finish()
@@ -162,8 +164,6 @@ def run(
 
 def _since(applied: Applied) -> float:
     """Monotonic time of the injection."""
-    from pdgate.serving.record import now
-
     return time.monotonic() - (now() - applied.injected[1])
 
 

@@ -6,11 +6,15 @@ PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin
 uptime_s() { cut -d. -f1 /proc/uptime; }
 boot_id() { cat /proc/sys/kernel/random/boot_id; }
 started() { # PID: its start time in ticks, empty where it is gone or a zombie
-  stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 0 # no process is started for this: it stands between trigger and shot
   set -- ${stat##*) }
   [ "$1" = Z ] || echo "${20}"
 }
-same() { [ -n "$2" ] && [ "$(started "$1")" = "$2" ]; } # PID START: still that process, not a reused pid
+same() { # PID START: still that process, not a reused pid
+  [ -n "$2" ] && { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+  ticks_wanted=$2; set -- ${stat##*) }
+  [ "$1" != Z ] && [ "${20}" = "$ticks_wanted" ]
+}
 command_of() { tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | cksum | cut -d' ' -f1; }
 signal_if_same() { # SIGNAL PID START COMMAND-CKSUM: only the very process that was meant
   same "$2" "$3" && [ "$(command_of "$2")" = "$4" ] && kill "-$1" "$2"

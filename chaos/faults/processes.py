@@ -5,17 +5,24 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from chaos.aim import Aim
 from chaos.faults.base import Plan, Victim, quiet_port
 from pdgate.facts.model import HostFacts
 
+STRANGER = "echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1"
 
-def _each(victims: tuple[Victim, ...], signal: str) -> str:
-    """Signal them all at once, workers first, and fail where one is not the process that was meant."""
+
+def _meant(victims: tuple[Victim, ...]) -> str:
+    """sh: each is the very process that was meant: pid, start time, command line."""
     checks = " && ".join(f"same {v.pid} {v.ticks} && [ \"$(command_of {v.pid})\" = {v.command} ]" for v in victims)
-    return f"{{ {checks}; }} || {{ echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1; }}\n" + (
-        # One call for all; some may end on their own once the first is gone. The next verb proves the effect.
-        f"kill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; true"
-    )
+    return f"{{ {checks}; }} || {{ {STRANGER}; }}\n"
+
+
+def _shot(victims: tuple[Victim, ...], signal: str) -> str:
+    """sh: signal them all in one call, after a last look at pid and start time that starts no process (so nothing delays it)."""
+    still = " && ".join(f"same {v.pid} {v.ticks}" for v in victims)
+    # Some may end on their own once the first is gone; the next verb proves the effect.
+    return f"{{ {still}; }} || {{ {STRANGER}; }}\nkill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; true"
 
 
 def _gone(victims: tuple[Victim, ...]) -> str:
@@ -44,6 +51,7 @@ class Kill:
     victims: tuple[Victim, ...]
     restart: str
     port: int | None  # the HTTP port that tells whether it serves again
+    aim: Aim | None = None
 
     @property
     def name(self) -> str:
@@ -65,10 +73,14 @@ class Kill:
         return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one engine", undo, engines=(self.target,))
 
     def inject(self) -> str:
-        return _each(self.victims, "KILL")
+        shot = _shot(self.victims, "KILL")
+        if self.aim is None:
+            return _meant(self.victims) + shot
+        return f"{_meant(self.victims)}{self.aim.script()}[ -z \"$hit\" ] || {{ {shot}\n}}\n{self.aim.epilogue()}"
 
     def verify_applied(self) -> str:
-        return _gone(self.victims) + f"\necho 'gone: {', '.join(str(v.pid) for v in self.victims)}'"
+        hit = f"\ncat $PDGATE_GUARD/{self.aim.tag}/hit" if self.aim else ""
+        return _gone(self.victims) + hit + f"\necho 'gone: {', '.join(str(v.pid) for v in self.victims)}'"
 
     def heal(self) -> str:
         return self.plan().undo
@@ -99,7 +111,7 @@ class Stall:
         return Plan(f"SIGSTOP {self.part} of {self.target}", "processes of one engine; the kernel still accepts for them", undo, engines=(self.target,))
 
     def inject(self) -> str:
-        return _each(self.victims, "STOP")
+        return _meant(self.victims) + _shot(self.victims, "STOP")
 
     def verify_applied(self) -> str:
         return "sleep 0.05\n" + _state(self.victims, stopped=True)

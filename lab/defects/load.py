@@ -139,7 +139,7 @@ def answers_end_late(plan: LabPlan) -> None:
     _all(plan, "d0", "ends_late", {"seconds": 1.1})
 
 
-@defect("some-end-very-late", trips={"service.slo.throughput"}, run=LOAD)
+@defect("some-end-very-late", trips={"service.slo.throughput"}, run=LOAD, alone=True)
 def a_few_answers_take_very_long(plan: LabPlan) -> None:
     """Every ninth answer of a decode engine ends 5 s late: the same requests take twice the time."""
     _all(plan, "d0", "ends_late", {"seconds": 5.0, "from": 13, "every": 9})

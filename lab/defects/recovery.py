@@ -80,3 +80,9 @@ def the_proxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
 def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
     """A D worker dies when P does not acknowledge: a short cut of the side channel takes the engine down."""
     _decoders(plan, "ack_failure_is_fatal")
+
+
+@defect("prefilled-lost-answered-wrong", trips={"recovery.lost-once-prefilled"}, reference="vllm-ascend#17044", run=_under_load("lost-once-prefilled"))
+def a_prefill_lost_before_its_pull_is_answered_wrong(plan: LabPlan) -> None:
+    """Every D swallows failed pulls: the request whose P died the moment it had prefilled gets a wrong answer."""
+    _decoders(plan, "swallow_failed_pulls")

@@ -17,7 +17,7 @@ ALLOWED = {
     "pdgate/rules": {"pdgate.rules", "pdgate.facts", "pdgate.connectors", "pdgate.inventory", "pdgate.serving"},
     "pdgate/plugin": {"pdgate"},
     "suites": {"suites", "chaos", "pdgate"},
-    "chaos": {"chaos", "lab", "pdgate"},
+    "chaos": {"chaos", "pdgate"},
     "real": {"real", "lab", "pdgate"},
     "reports": {"reports", "pdgate"},
     "lab": {"lab", "pdgate"},

@@ -1,0 +1,146 @@
+"""Recovery is measured from records alone, blast radius is refused in words, and every script of a fault is sound sh."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from chaos.aim import must_have_hit, prefilled
+from chaos.blast import foreign_traffic, refusal
+from chaos.faults.base import Fault, Plan, Victim
+from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
+from chaos.faults.instances import RemoveInstance
+from chaos.faults.network import Partition, Toxic
+from chaos.faults.ports import OccupyPorts
+from chaos.faults.processes import Kill, Stall
+from chaos.guard import LIBRARY, posix_cksum
+from pdgate.facts.model import Listener, UnknownFact
+from pdgate.rules.recovery import Expectation, behaved, measure
+from pdgate.serving.logs import Logs
+from pdgate.serving.metrics import Sample
+from pdgate.serving.record import Record
+from tests.build import deployment, engine, facts, host
+
+V = (Victim(7, "123", "456", "VLLM::Worker"),)
+AIM = prefilled("/var/log/e.log", "t1")
+FAULTS: list[Fault] = [
+    Kill("p0", "p0", "engine", V, "restart.sh 0", 7000), Kill("p0", "p0", "engine", V, "restart.sh 0", 7000, AIM), Stall("d0", "d0", "core", V),
+    OccupyPorts("p0", "10.0.0.1", (28000, 28001), "t1"), Partition("p0", ("10.0.0.2",), "t1", 30), Partition("p0", ("10.0.0.2",), "t1", 30, "in", (28000,)),
+    Toxic("p0", "10.0.0.1", (28000,), "t1", "latency", {"latency": 100}), PlantLeftovers("p0", ("/tmp/mooncake_x",)), FillDisk("p0", "/var/log/pd"),
+    FewDescriptors("d0", "d0", V, "t1"), LinkDown("p0", 3), RemoveInstance("p0", "http://10.0.0.1:1999", "vllm-ascend", "decode", "10.0.0.2:7000", "d0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_script_of_a_fault_is_sound_and_says_what_it_hits(fault: Fault) -> None:
+    plan = fault.plan()
+    assert plan.does and plan.hits
+    for script in (plan.undo, fault.inject(), fault.verify_applied(), fault.heal(), fault.verify_healed()):
+        checked = subprocess.run(["sh", "-n"], input=f"{LIBRARY}\n{script}\n", capture_output=True, text=True)
+        assert checked.returncode == 0, f"{checked.stderr}\n{script}"
+
+
+def test_the_checksum_is_that_of_posix_cksum() -> None:
+    data = b"undo this\n" * 50
+    assert str(posix_cksum(data)) == subprocess.run(["cksum"], input=data, capture_output=True).stdout.decode().split()[0]
+
+
+def test_what_cannot_work_is_refused_in_words() -> None:
+    held = facts(listeners=[Listener(address="0.0.0.0", port=28001, inode=1, pid=5)])
+    assert "port 28001 of p0 is held" in str(OccupyPorts("p0", "10.0.0.1", (28000, 28001), "t").available(held))
+    assert "past the host's TCP" in str(Toxic("p0", "10.0.0.1", (28000,), "t", "latency", path="RoCE data path").available(held))
+    assert "toxic 'jam' is unknown" in str(Toxic("p0", "10.0.0.1", (28000,), "t", "jam").available(held))
+    assert "no pd_restart" in str(Kill("p0", "p0", "engine", V, "", 7000).available(held))
+    assert "no /instances" in str(RemoveInstance("p0", "u", "vllm-router", "decode", "x:1", "d0").available(held))
+
+
+def test_the_last_healthy_engine_and_hosts_without_consent_are_refused() -> None:
+    both = deployment([engine("p0"), engine("p1"), engine("d0", role="decode")], [host("p0", chaos=True), host("p1"), host("d0", chaos=True)])
+    lost = Plan("kill", "processes", "", engines=("p0",))
+    assert refusal(both, "p0", lost, {"p0", "p1", "d0"}, False) is None
+    assert "last healthy prefill engine" in str(refusal(both, "p0", lost, {"p0", "d0"}, False))
+    assert refusal(both, "p0", lost, {"p0", "d0"}, True) is None
+    assert "no pd_chaos" in str(refusal(both, "p1", lost, {"p0", "p1"}, False))
+    assert "is not in test.yaml" in str(refusal(both, "elsewhere", lost, set(), False))
+
+
+def sample(running: float, generated: float) -> Sample:
+    names = {"vllm:num_requests_running": running, "vllm:num_requests_waiting": 0.0, "vllm:generation_tokens_total": generated}
+    return Sample(0.0, {(name, frozenset()): value for name, value in names.items()})
+
+
+def test_other_peoples_traffic_is_seen() -> None:
+    assert foreign_traffic({"d0": sample(0, 5)}, {"d0": sample(0, 5)}) is None
+    assert "serves 2 requests" in str(foreign_traffic({"d0": sample(0, 5)}, {"d0": sample(2, 5)}))
+    assert "generated tokens while we sent nothing" in str(foreign_traffic({"d0": sample(0, 5)}, {"d0": sample(0, 9)}))
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------------
+
+
+def request(at: float, outcome: str = "ok", took: float = 0.1, late: float = 0.0) -> Record:
+    return Record(prompt_id="p", url="u", scheduled=at, sent=at + late, end=at + took, outcome=outcome, detail=outcome)  # type: ignore[arg-type]
+
+
+def load(bad: dict[int, str], seconds: int = 30) -> list[Record]:
+    """One request every 0.1 s from 0; fault at 5 s, healing at 8 s; `bad`: outcomes by tenth of a second."""
+    return [request(n / 10, bad.get(n, "ok")) for n in range(seconds * 10)]
+
+
+FAULT, HEAL = (5.0, 5.02), (8.0, 8.05)
+
+
+def test_detection_recovery_and_dip_are_read_from_the_records() -> None:
+    seen = measure(load({n: "error" for n in range(52, 95)}), FAULT, HEAL)
+    assert seen.detected_s == pytest.approx(5.2 + 0.1 - 5.02)
+    assert seen.first_good_s == pytest.approx(9.5 + 0.1 - 8.05)
+    assert seen.steady_s == pytest.approx(9.5 - 8.05)
+    assert seen.dip == 43 and seen.uncertainty_s == pytest.approx(0.05)
+    assert not list(behaved("proxy", seen, Expectation(2.0), load({})))
+    [late] = behaved("proxy", seen, Expectation(1.0), load({}))
+    assert "after 1.4 s" in late.seen or "after 1.5 s" in late.seen
+
+
+def test_a_recovery_that_never_comes_is_said_so() -> None:
+    records = load({n: "error" for n in range(52, 300)})
+    seen = measure(records, FAULT, HEAL)
+    assert seen.steady_s is None and seen.first_good_s is None
+    assert "never within the experiment" in next(iter(behaved("proxy", seen, Expectation(5.0), records))).seen
+
+
+def test_wrong_and_hung_requests_are_counted_apart_from_errors() -> None:
+    records = load({60: "wrong", 61: "hang", 62: "error"})
+    seen = measure(records, FAULT, HEAL)
+    found = [finding.expected for finding in behaved("proxy", seen, Expectation(5.0), records)]
+    assert found == ["no wrong answer, whatever fails", "requests that cannot be served fail within their deadline"]
+    strict = [finding.expected for finding in behaved("proxy", seen, Expectation(5.0, errors_allowed=False), records)]
+    assert "no request fails: the deployment can do without what was taken" in strict
+
+
+def test_a_load_that_did_not_run_through_and_vague_moments_prove_nothing() -> None:
+    with pytest.raises(UnknownFact, match="did not run through"):
+        measure(load({}, seconds=6), FAULT, HEAL)
+    vague = measure(load({}), (5.0, 7.0), HEAL)
+    with pytest.raises(UnknownFact, match="too uncertain"):
+        list(behaved("proxy", vague, Expectation(3.0), load({})))
+    slow = measure([request(n / 10, late=1.0) for n in range(300)], FAULT, HEAL)
+    assert slow.uncertainty_s == pytest.approx(1.0)
+
+
+def test_a_phase_is_hit_only_where_both_logs_say_so() -> None:
+    import datetime
+
+    ident = "270f82b6-18dc-4f09-b7f0-90fe6a8f0001"
+    line = f"Delaying free of 18 blocks for request cmpl-{ident}-0-aa"
+
+    def logs(*lines: str, **unknown: str) -> Logs:
+        return Logs({"d0": list(lines)}, unknown, datetime.date(2026, 1, 1))
+
+    assert must_have_hit(AIM, line, logs("INFO: other"), ["d0"]) == ident
+    with pytest.raises(UnknownFact, match="was missed"):
+        must_have_hit(AIM, line, logs(f"KV cache transfer for request cmpl-{ident}-0-aa took 3 ms"), ["d0"])
+    with pytest.raises(UnknownFact, match="cannot be told"):
+        must_have_hit(AIM, line, logs(d0="d0: log was truncated"), ["d0"])
+    with pytest.raises(UnknownFact, match="names no request"):
+        must_have_hit(AIM, "Delaying free of something", logs(), ["d0"])
