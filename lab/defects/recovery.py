@@ -86,3 +86,9 @@ def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
 def a_prefill_lost_before_its_pull_is_answered_wrong(plan: LabPlan) -> None:
     """Every D swallows failed pulls: the request whose P died the moment it had prefilled gets a wrong answer."""
     _decoders(plan, "swallow_failed_pulls")
+
+
+@defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=("chaos", "--chaos", "-k", "recovery.campaign", "--campaign=2", "--chaos-seed=124"))
+def a_campaign_meets_a_worker_whose_death_nobody_notices(plan: LabPlan) -> None:
+    """Engine cores wait for dead workers for ever; the schedule of this seed kills one."""
+    _decoders(plan, "survives_worker_death")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chaos.aim import must_have_hit, prefilled
 from chaos.blast import foreign_traffic, refusal
+from chaos.campaign import Event, draw, reduce
 from chaos.faults.base import Fault, Plan, Victim
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
 from chaos.faults.instances import RemoveInstance
@@ -144,3 +147,28 @@ def test_a_phase_is_hit_only_where_both_logs_say_so() -> None:
         must_have_hit(AIM, line, logs(d0="d0: log was truncated"), ["d0"])
     with pytest.raises(UnknownFact, match="names no request"):
         must_have_hit(AIM, "Delaying free of something", logs(), ["d0"])
+
+
+# -- campaigns -------------------------------------------------------------------------------------------------------------
+
+SPARE = deployment(
+    [engine("p0/dp0", restart="r"), engine("p0/dp1", restart="r", http_port=7001), engine("d0", role="decode", restart="r", http_port=7002)]
+)  # fmt: skip
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30))
+def test_a_campaign_follows_from_its_seed_and_never_takes_the_last_engine(seed: int, count: int) -> None:
+    events = draw(SPARE, seed, count)
+    assert events == draw(SPARE, seed, count) and len(events) == count
+    assert all(event.engine.startswith("p0") for event in events)  # d0 is the last decoder, and binds no port group
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=24), st.sets(st.integers(0, 9), min_size=1, max_size=3))
+def test_a_failing_schedule_is_reduced_to_what_fails(numbers: list[int], culprits: set[int]) -> None:
+    events = [Event("stall", str(number), 1.0) for number in [*numbers, *culprits]]
+
+    def fails(some: list[Event]) -> bool:
+        return culprits <= {int(event.engine) for event in some}
+
+    fewer = reduce(events, fails)
+    assert fails(fewer) and len(fewer) == len(culprits) and [event for event in events if event in fewer][: len(fewer)]

@@ -1,0 +1,87 @@
+"""A random campaign: schedules nobody thought of, replayed from their seed, reduced to few events when they fail."""
+
+import random
+
+import pytest
+
+from chaos.campaign import draw, engine_of, keep_schedule, reduce
+from chaos.experiment import run
+from chaos.faults.network import Toxic
+from chaos.faults.processes import Kill, Stall
+from pdgate.connectors import connector_of
+from pdgate.facts.model import UnknownFact
+from pdgate.plugin import check
+from pdgate.rules import recovery
+from pdgate.rules.finding import NotRun
+from pdgate.rules.recovery import Expectation
+
+AFTER_S = 6.0
+
+
+def maker(stage, event):
+    """How the fault of an event is made from fresh facts."""
+    engine = engine_of(stage.deployment, event)
+    host = stage.deployment.host_of(engine)
+    if event.kind in ("kill", "kill-worker"):
+        part = "worker" if event.kind == "kill-worker" else "engine"
+        return lambda facts, tag: Kill(engine.name, engine.host, part, stage.victims(engine, part, facts), engine.restart, engine.http_port)
+    if event.kind == "stall":
+        return lambda facts, tag: Stall(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts))
+    ports, what, values, path = (engine.http_port,), "reset_peer", {"timeout": 20}, "HTTP between proxy and decode engine"
+    if event.kind == "side-channel-latency":
+        ports = tuple(claim.port for claim in connector_of(engine.connector).port_group(engine))
+        what, values, path = "latency", {"latency": 100}, "KV side channel"
+    return lambda facts, tag: Toxic(engine.host, str(engine.address), ports, tag, what, values, path, host.toxiproxy)
+
+
+@pytest.fixture
+def findings_of(stage):
+    """Run events one after the other, each a whole experiment, and say what was not as expected."""
+    tries = iter(range(10**6))
+
+    def play(events):
+        found = []
+        for event in events:
+            again = stage.wish.restart_s if event.kind.startswith("kill") else 0.0
+            try:
+                outcome = run(stage, f"campaign-{next(tries)}", maker(stage, event), hurt_s=event.hurt_s, after_s=AFTER_S + again)
+            except UnknownFact:
+                if not found:
+                    raise
+                break  # the deployment has not come back from what was found already
+            expected = Expectation(again + stage.wish.recovery_s)
+            found += recovery.behaved(f"{event}", outcome.measures, expected, outcome.records)
+            found += recovery.kv_is_back(outcome.settling, expected, outcome.victims)
+            found += recovery.nobody_else_died(stage.deployment, outcome.before, outcome.after, outcome.victims)
+        return found
+
+    return play
+
+
+def _fails(findings_of, events) -> bool:
+    """Whether they fail for certain; on a deployment that has not come back nothing can be told."""
+    try:
+        return bool(findings_of(events))
+    except (UnknownFact, NotRun):
+        return False
+
+
+@check("recovery.campaign", severity="critical", waivable=False)
+def test_a_random_campaign_is_survived(pytestconfig, stage, findings_of, judge, pdgate_run):
+    count = pytestconfig.getoption("campaign")
+    if not count:
+        raise NotRun("no campaign asked for (--campaign=N)")
+    seed = pytestconfig.getoption("chaos_seed")
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    events = draw(stage.deployment, seed, count)
+    if not events:
+        raise NotRun("nothing can be drawn: every engine is the last of its role, and none has a port group")
+    keep_schedule(pdgate_run.bundle, "campaign", seed, events)
+    print(f"campaign of {count} from --chaos-seed={seed}: {'; '.join(map(str, events))}")
+    found = findings_of(events)
+    if found and len(events) > 1:
+        fewer = reduce(events, lambda some: _fails(findings_of, some))
+        keep_schedule(pdgate_run.bundle, "campaign-reduced", seed, fewer)
+        found = [finding.model_copy(update={"remedy": f"{finding.remedy}; reduced to: {'; '.join(map(str, fewer))} (campaign-reduced.json); "
+                 f"the whole again: --campaign={count} --chaos-seed={seed}"}) for finding in found]  # fmt: skip
+    judge(iter(found))
