@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from chaos.experiment import Outcome, Stage
+from chaos.experiment import LOCK_S, Outcome, Stage
 from chaos.guard import GuardFailed, Hand, clean_up
 from pdgate.facts.collect import collect
 from pdgate.facts.model import UnknownFact
@@ -26,7 +26,6 @@ from pdgate.serving.golden import save_golden
 from pdgate.serving.questions import deadline_of, golden_of, model_of
 
 START_S = 180.0
-LOCK_MARGIN_S = 300
 Kill = Callable[[list[Engine]], None]
 Start = Callable[[Host], None]
 BEGAN = pytest.StashKey[float]()
@@ -47,10 +46,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, host in run.deployment.hosts.items():
         if host.chaos:
             try:
-                said += [f"{name}: undone {line}" for line in clean_up(Hand(host, run.shells))]
+                said += [f"{name}: undone: {line}" for line in clean_up(Hand(host, run.shells))]
             except GuardFailed as error:
                 raise pytest.UsageError(f"--cleanup: {error}") from None
-    pytest.exit("\n".join(said) or "nothing was left by an earlier chaos run", returncode=0)
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    for line in said or ["nothing was left by an earlier chaos run"]:
+        reporter.write_line(f"cleanup: {line}")
+    pytest.exit("cleaned up; no experiment was run", returncode=0)
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +66,15 @@ def consent(pytestconfig: pytest.Config, deployment: Deployment) -> None:
 
 
 @pytest.fixture(scope="session")
-def locked(pytestconfig: pytest.Config, consent: None, deployment: Deployment, pdgate_run: Run) -> Iterator[str]:
+def locked(consent: None, deployment: Deployment, pdgate_run: Run) -> Iterator[str]:
     """One chaos run at a time on every host; the owner's name."""
     owner = f"pdgate{uuid.uuid4().hex[:8]}"
-    budget = int(pytestconfig.getoption("chaos_budget")) + LOCK_MARGIN_S
     hands = [Hand(hosts[0], pdgate_run.shells) for hosts in deployment.machines.values()]
     taken = []
     try:
         for hand in hands:
             try:
-                hand.must(f"lock_take {owner} {budget}", "the chaos lock could not be taken")
+                hand.must(f"lock_take {owner} {LOCK_S}", "the chaos lock could not be taken")
             except GuardFailed as error:
                 raise NotRun(str(error)) from None
             taken.append(hand)

@@ -31,6 +31,7 @@ from pdgate.serving.watch import Moment
 
 STEADY_REQUESTS = 3
 GUARD_MARGIN_S = 20.0
+LOCK_S = 600  # renewed before each experiment: the lock of a killed run is not in the way for long
 FOREIGN_LOOK_S = 1.0
 
 
@@ -134,6 +135,8 @@ def run(
     if why_not:
         raise NotRun(f"{fault.name}: {why_not}")
     refuse_what_is_not_ours(stage)
+    for hosts in stage.deployment.machines.values():
+        stage.hand(hosts[0].name).must(f"lock_take {stage.owner} {LOCK_S}", "the chaos lock was lost")
     steady_state(stage, "before")
     baseline, _ = observe(stage.deployment)
     load = through_plan(stage.deployment, stage.proxy, stage.wish, stage.book, stage.deadline_s, 4.0 + hurt_s + after_s)
@@ -143,7 +146,7 @@ def run(
     observation = Observation(stage.deployment, load, stage.book, LogBook(stage.deployment, stage.shells, folder / "logs"), folder)
     observation.start()
     try:
-        with injected(fault, stage.hand(fault.host), tag, stage.owner, hurt_s + GUARD_MARGIN_S, stage.on_step) as applied:
+        with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {plan.does}", hurt_s + GUARD_MARGIN_S, stage.on_step) as applied:
             time.sleep(max(0.0, hurt_s - (time.monotonic() - _since(applied))))
     except (NotApplied, GuardFailed) as error:
         observation.finish()

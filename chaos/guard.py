@@ -89,7 +89,7 @@ class Guard:
 
 def clean_up(hand: Hand) -> list[str]:
     """Undo whatever any earlier run has left on the host; a line each. Raises GuardFailed."""
-    out = hand.must(f"[ ! -d {FOLDER} ] || guard_replay all cleanup", "what earlier runs left could not be undone", 120.0)
+    out = hand.must(f"[ ! -d {FOLDER} ] || guard_replay all cleanup; lock_break", "what earlier runs left could not be undone", 120.0)
     return [line for line in out.splitlines() if line.strip()]
 
 

@@ -75,7 +75,7 @@ lock_take() { # OWNER SECONDS: one chaos run at a time; a lock past its time, or
   if ! mkdir "$PDGATE_LOCK" 2>/dev/null; then
     { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null || { echo "$PDGATE_LOCK is being taken by another run"; return 1; }
     if [ "$owner" != "$1" ] && [ "$boot" = "$(boot_id)" ] && [ "$until" -gt "$(uptime_s)" ]; then
-      echo "another chaos run holds this host: $owner, for another $((until - $(uptime_s))) s at most"; return 1
+      echo "another chaos run holds this host: $owner, for another $((until - $(uptime_s))) s at most; if that run is dead: pytest chaos --cleanup"; return 1
     fi
   fi
   echo "$1 $(($(uptime_s) + $2)) $(boot_id)" >"$PDGATE_LOCK/held"
@@ -83,4 +83,8 @@ lock_take() { # OWNER SECONDS: one chaos run at a time; a lock past its time, or
 lock_drop() { # OWNER
   { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null
   [ "$owner" != "$1" ] || rm -rf "$PDGATE_LOCK"
+}
+lock_break() { # for --cleanup: whoever held it
+  { read -r owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null && echo "lock of $owner" && rm -rf "$PDGATE_LOCK"
+  true
 }

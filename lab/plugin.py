@@ -44,4 +44,5 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if lab is None:
         return None
     defects = f", defects: {', '.join(lab.defects)}" if lab.defects else ""
-    return f"lab: {', '.join(lab.hosts)} up in {lab.seconds:.1f} s{defects}"
+    came = "kept by pdgate lab up" if lab == kept(lab.inventory.rpartition("/")[2].removesuffix(".yaml")) else f"up in {lab.seconds:.1f} s"
+    return f"lab: {', '.join(lab.hosts)} {came}{defects}"

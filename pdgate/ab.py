@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from pdgate.serving.steady import load_plan
 
 MEASURES = (("ttft", 0.5), ("ttft", 0.95), ("itl", 0.5), ("e2e", 0.5), ("e2e", 0.95))
 COMMAND_S = 600.0
+FLOOR = {"%": 0.1, "ms": 1.0}  # below this a sure difference is not worth a word
 
 
 class MatrixError(Exception):
@@ -91,20 +93,23 @@ def load_matrix(path: Path) -> Matrix:
 
 
 class Applied:
-    """What is applied right now, on disk before it is applied and until it is undone."""
+    """What is applied right now to a deployment, by whatever matrix: on disk before it is applied and until it is undone."""
 
-    def __init__(self, matrix_file: Path) -> None:
-        self.path = matrix_file.with_name(f".{matrix_file.name}.applied.json")
+    def __init__(self, deployment: Deployment, folder: Path | None = None) -> None:
+        places = sorted(f"{host.connection.kind}:{host.connection.name}:{host.address}" for host in deployment.hosts.values())
+        known = hashlib.sha256("\n".join(places).encode()).hexdigest()[:12]
+        self.path = (folder or Path.home() / ".cache" / "pdgate") / f"ab-applied-{known}.json"
 
     def refuse_leftover(self) -> None:
         if self.path.exists():
             left = json.loads(self.path.read_text())
             raise MatrixError(
-                f"{self.path}: variant '{left['name']}' was applied and never undone; run pdgate ab --undo on the same matrix first "
+                f"{self.path}: variant '{left['name']}' was applied to this deployment and never undone; run pdgate ab --undo with the same --hosts first "
                 f"(its undo: {left['undo']})"
             )
 
     def write(self, variant: Variant) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(variant.model_dump_json())
 
     def read(self) -> Variant | None:
@@ -126,14 +131,15 @@ class Bench:
         self.shells = Shells(str(config), COMMAND_S)
         if not deployment.proxies:
             raise MatrixError(f"{deployment.source}: no host in group 'proxy', so no load can be applied")
+        for variant in matrix.variants:
+            if variant.host is not None and variant.host not in deployment.hosts:
+                raise MatrixError(f"variant '{variant.name}': key 'host': '{variant.host}' is not in {deployment.source}")
         self.proxy = deployment.proxies[0]
         self.book: GoldenBook | None = None
 
     def command(self, variant: Variant, what: str) -> None:
         """Run `apply` or `undo`; raises MatrixError where it fails."""
         text = getattr(variant, what)
-        if variant.host is not None and variant.host not in self.deployment.hosts:
-            raise MatrixError(f"variant '{variant.name}': host '{variant.host}' is not in {self.deployment.source}")
         try:
             if variant.host is None:
                 done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, timeout=COMMAND_S)
@@ -175,6 +181,7 @@ class Bench:
     def measure(self, name: str) -> list[Record]:
         """One run of the load; raises MatrixError where it was not applied as planned."""
         assert self.book is not None
+        print(f"{name}: {self.matrix.load.seconds:g} s of load", flush=True)
         plan = load_plan(self.deployment, self.proxy, self.matrix.load, self.book, deadline_of(self.deployment))
         try:
             result = run_load(plan, self.folder / name)
@@ -192,7 +199,7 @@ def failures(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def compare(base: list[Record], variant: list[Record]) -> dict[str, Estimate]:
-    """Variant minus base with 95 % bounds: failure rate, and latency percentiles in seconds."""
+    """Variant minus base with 99 % bounds (six numbers a variant: at 95 % one in four variants that change nothing would look sure): failure rate, and latency percentiles in seconds."""
     found = {"failure rate": difference_of_shares(failures(base), failures(variant))}
     for kind, q in MEASURES:
         first, second = ([value for record in records if record.outcome == "ok" and (value := getattr(record, kind)) is not None] for records in (base, variant))
@@ -207,8 +214,9 @@ def percentile_value(values: Sequence[float], q: float) -> float:
 
 def sentence(name: str, seen: Estimate) -> str:
     scale, unit = (100, "%") if name == "failure rate" else (1000, "ms")
-    numbers = f"{seen.value * scale:+.1f} {unit} (95 %: {seen.low * scale:+.1f} to {seen.high * scale:+.1f})"
-    word = "higher" if seen.low > 0 else "lower" if seen.high < 0 else "no difference shown"
+    numbers = f"{seen.value * scale:+.1f} {unit} (99 %: {seen.low * scale:+.1f} to {seen.high * scale:+.1f})"
+    sure = seen.low > 0 or seen.high < 0
+    word = "no difference shown" if not sure else "sure, but too small to matter" if abs(seen.value) < FLOOR[unit] / scale else "higher" if seen.value > 0 else "lower"
     return f"{name:<13} {numbers:<45} {word}"
 
 
@@ -241,12 +249,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(args: argparse.Namespace) -> int:
-    applied = Applied(args.matrix)
     folder = args.out or Path("reports/out") / f"ab-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         matrix = load_matrix(args.matrix)
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(open_deployment(args.hosts), matrix, folder)
+        applied = Applied(bench.deployment)
         if args.undo:
             left = applied.read()
             if left is not None:

@@ -50,7 +50,7 @@ def findings_of(stage):
                     raise
                 break  # the deployment has not come back from what was found already
             expected = Expectation(again + stage.wish.recovery_s)
-            found += recovery.behaved(f"{event}", outcome.measures, expected, outcome.records)
+            found += [finding for finding in recovery.behaved(f"{event}", outcome.measures, expected, outcome.records) if finding.severity != "note"]
             found += recovery.kv_is_back(outcome.settling, expected, outcome.victims)
             found += recovery.nobody_else_died(stage.deployment, outcome.before, outcome.after, outcome.victims)
         return found

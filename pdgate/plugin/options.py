@@ -11,6 +11,7 @@ import pytest
 from pdgate.deployment import open_deployment
 from pdgate.inventory.model import InventoryError
 from pdgate.plugin.run import RUN_KEY, SAVED_VERDICT, Run, is_bundle, load_bundle_deployment, load_run
+from pdgate.serving.golden import GoldenError, load_golden
 from pdgate.verdict import WaiverError, load_waivers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if "://" in hosts or ("," in hosts and not Path(hosts).exists()):
         return  # testinfra's own host specs
+    _check_numbers(config)
     try:
         config.stash[RUN_KEY] = run = _open_run(config, hosts)
     except (InventoryError, WaiverError) as error:
@@ -78,6 +80,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") == "load":
         # Service checks share the deployment and its counters: they stay together, in order, on one worker.
         config.option.dist = "loadgroup"
+
+
+def _check_numbers(config: pytest.Config) -> None:
+    """Raises UsageError for a number that cannot be meant."""
+    for option in ("--load-rate", "--load-seconds", "--load-seed", "--load-workers", "--load-remote-workers", "--campaign", "--chaos-budget", "--host-timeout"):
+        value = config.getoption(option.removeprefix("--").replace("-", "_"))
+        if value is not None and not 0 <= value < float("inf"):
+            raise pytest.UsageError(f"{option}={value:g}: a number from 0 on is expected")
+    if config.getoption("golden"):
+        try:
+            load_golden(Path(config.getoption("golden")))
+        except GoldenError as error:
+            raise pytest.UsageError(f"--golden: {error}") from None
 
 
 def _open_run(config: pytest.Config, hosts: str) -> Run:

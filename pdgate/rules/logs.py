@@ -15,6 +15,7 @@ from pdgate.inventory.model import Deployment, Engine
 from pdgate.rules.engines import parse_utc_offset
 from pdgate.rules.finding import Finding, NotRun
 from pdgate.serving.logs import UUID, Logs
+from pdgate.serving.record import Record
 
 CHAIN_GAP_S = 1.0
 STORM_S, STORM_PEERS = 0.020, 3
@@ -158,18 +159,28 @@ def no_storm(unit: str, logs: Logs) -> Iterator[Finding]:
     _must_be_read(unit, logs)
 
 
-def no_forced_frees(engine: Engine, logs: Logs, aborted: int) -> Iterator[Finding]:
+def no_forced_frees(engine: Engine, logs: Logs, records: list[Record]) -> Iterator[Finding]:
     """P gives up no KV of a request whose client stayed. One per client that left may be: before the pull, D tells P nothing."""
+    aborted = sum(record.outcome == "aborted" for record in records)
+    stayed = {request: record for record in records if record.outcome != "aborted" for request in UUID.findall(record.served_id)}
     pattern = connector_of(engine.connector).signatures.forced_free
     freed = [line for line in logs.lines.get(engine.name, []) if re.search(pattern, line)]
-    if len(freed) > aborted:
+    late = [(line, stayed[request]) for line in freed for request in UUID.findall(line) if request in stayed]
+    for line, record in late[:1]:
+        yield Finding(
+            target=engine.name, expected="no forced free of a request whose client stayed",
+            seen=f"{len(late)}, the first: {line.strip()[:200]}; its client got: {record.outcome} after {record.e2e or 0:.1f} s",
+            why="D fetched the KV later than P's abort timeout: it may have read blocks that were others' by then, and answered wrong (vllm-ascend#15420)",
+            remedy="find why D was late: its queue, its log around that request; the abort timeout must exceed D's longest wait",
+        )  # fmt: skip
+    if not late and len(freed) > aborted:
         yield Finding(
             target=engine.name, expected=f"at most {aborted} forced frees, one per client that left during the load",
             seen=f"{len(freed)}, the first: {freed[0].strip()[:240]}",
             why="P held KV until its abort timeout: D never said that it had fetched it, and D may still read recycled blocks (vllm-ascend#15420)",
             remedy="find why the acknowledgement did not come: D's log around those requests, and the side channel's owner",
         )  # fmt: skip
-    elif freed:
+    elif freed and not late:
         yield Finding(
             target=engine.name, expected="no forced frees", seen=f"{len(freed)} forced frees, not more than the {aborted} clients that left",
             why="KV of a request whose client leaves before D's pull stays on P until the abort timeout (vllm-ascend#14142)", remedy="-", severity="note",

@@ -131,6 +131,16 @@ def _outcomes(records: list[Record]) -> dict[str, int]:
     return dict(Counter(record.outcome for record in records))
 
 
+def in_words(seen: Measures) -> str:
+    """The measures as one sentence."""
+    total = sum(seen.during.values()) + sum(seen.after.values())
+    noticed = "nobody noticed" if seen.detected_s is None else f"the first failure {seen.detected_s:.2f} s after the fault"
+    good = "no good answer after the healing" if seen.first_good_s is None else f"the first good answer {seen.first_good_s:.2f} s after the healing"
+    steady = "never steady again" if seen.steady_s is None else f"the last failing request was sent {seen.steady_s:.2f} s after it"
+    during = ", ".join(f"{count} {outcome}" for outcome, count in sorted(seen.during.items()))
+    return f"{seen.dip:.0f} of {total} requests were not good (while it lasted: {during}); {noticed}, {good}, {steady}; all +- {seen.uncertainty_s:.2f} s"
+
+
 def _steady(after: list[Record], heal: float) -> float | None:
     """Seconds until the last bad request after the healing was scheduled, and good ones for a while behind it."""
     bad = [record.scheduled for record in after if record.outcome in BAD]
@@ -146,6 +156,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
     every = Counter(seen.during) + Counter(seen.after)
+    yield Finding(target=target, expected="-", seen=in_words(seen), why="-", remedy="-", severity="note")
     wrong = [record for record in records if record.outcome == "wrong"]
     if wrong:
         yield Finding(

@@ -41,7 +41,8 @@ def answer_is_golden(target: str, record: Record, golden: Record | None) -> Iter
     if record.outcome != "ok":
         yield Finding(
             target=target, expected="a complete answer through the proxy", seen=f"{record.outcome}: {record.detail}",
-            why=WHY_OUTCOME[record.outcome], remedy="read the logs of the proxy and of the engines it chose, in that order",
+            why=WHY_OUTCOME[record.outcome], remedy=f"nobody listens at {record.url}: is pd_proxy_port right, does the proxy run?"
+            if record.detail == "Connection refused" else "read the logs of the proxy and of the engines it chose, in that order",
         )  # fmt: skip
         return
     if golden is None or golden.outcome != "ok":

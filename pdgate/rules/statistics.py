@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-Z = 1.959964  # two-sided 95 %
+Z, Z_99 = 1.959964, 2.575829  # two-sided 95 and 99 %
 RESAMPLES = 1000
 
 
@@ -45,17 +45,17 @@ def _binomial(n: int, k: int, q: float) -> float:
     return math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(q) + (n - k) * math.log(1 - q))
 
 
-def share(part: int, whole: int) -> Estimate:
+def share(part: int, whole: int, z: float = Z) -> Estimate:
     """part/whole with Wilson's interval. Needs whole > 0."""
     p, n = part / whole, whole
-    middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return Estimate(p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half)), n)
 
 
 def difference_of_shares(first: tuple[int, int], second: tuple[int, int]) -> Estimate:
-    """second minus first, each (part, whole), with Newcombe's interval."""
-    a, b = share(*first), share(*second)
+    """second minus first, each (part, whole), with Newcombe's interval at 99 %."""
+    a, b = share(*first, z=Z_99), share(*second, z=Z_99)
     value = b.value - a.value
     low = value - math.sqrt((b.value - b.low) ** 2 + (a.high - a.value) ** 2)
     high = value + math.sqrt((b.high - b.value) ** 2 + (a.value - a.low) ** 2)
@@ -63,10 +63,10 @@ def difference_of_shares(first: tuple[int, int], second: tuple[int, int]) -> Est
 
 
 def difference(first: Sequence[float], second: Sequence[float], of: Callable[[Sequence[float]], float], seed: int = 0) -> Estimate:
-    """of(second) minus of(first), bounds by the bootstrap (seeded: the same data, the same bounds). Needs a value in each."""
+    """of(second) minus of(first), 99 % bounds by the bootstrap (seeded: the same data, the same bounds). Needs a value in each."""
     rng = random.Random(seed)
     seen = sorted(of(rng.choices(second, k=len(second))) - of(rng.choices(first, k=len(first))) for _ in range(RESAMPLES))
-    cut = int(RESAMPLES * (1 - CONFIDENCE) / 2)
+    cut = int(RESAMPLES * 0.01 / 2)
     return Estimate(of(second) - of(first), seen[cut], seen[-1 - cut], len(first) + len(second))
 
 

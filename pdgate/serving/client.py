@@ -194,7 +194,7 @@ def _whole(call: _Call, answer: requests.Response) -> tuple[Outcome, str]:
     text = b"".join(call.chunks(answer)).decode(errors="replace")
     call.draft["body"] = text[:BODY_KEPT]
     if answer.status_code != 200:
-        return "error", f"HTTP {answer.status_code}: {text[:300]}"
+        return "error", f"HTTP {answer.status_code}: {' '.join(text.split())[:300]}"
     if not text.strip():
         return "empty", "HTTP 200 with an empty body"
     try:
@@ -203,7 +203,7 @@ def _whole(call: _Call, answer: requests.Response) -> tuple[Outcome, str]:
         said = text_of(choice, "message")
         finish = choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return "error", f"HTTP 200, but not a completion: {text[:300]}"
+        return "error", f"HTTP 200, but not a completion: {' '.join(text.split())[:300]}"
     call.usage(document)
     call.said.append(said)
     call.draft["finish_reason"] = finish

@@ -120,8 +120,9 @@ def load_golden(path: Path) -> GoldenBook:
         raise GoldenError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
+        where = f"key '{'.'.join(map(str, first['loc']))}': " if first["loc"] else ""
         raise GoldenError(
-            f"{path}: not golden answers: key '{'.'.join(map(str, first['loc']))}': {first['msg'].lower()} (use the golden.json of a bundle)"
+            f"{path}: not golden answers: {where}{first['msg'].lower()} (use the golden.json of a bundle)"
         ) from None
 
 

@@ -74,7 +74,7 @@ def test_a_cancelled_request_leaves_nothing_on_prefill_and_decode(deployment, do
 @check("service.cancel.storm", severity="critical", reference="sglang#28651")
 def test_many_clients_leaving_at_once_leave_nothing_and_break_nothing(deployment, door, model, bound, wish, deadline_s, context_length, judge):
     if wish.max_concurrency < 2:
-        raise NotRun("pd_load.max_concurrency is below 2")
+        raise NotRun("--gentle, or pd_load.max_concurrency below 2")
     baseline, _ = observe(deployment)
     prompt = fresh_prompt("storm", model, max_tokens=min(STORM_ANSWER, context_length // 4))
     records = cancel.storm(door, prompt, wish.max_concurrency, deadline_s)

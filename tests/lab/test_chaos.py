@@ -189,5 +189,5 @@ import pytest
 os.chdir({str(ROOT)!r})
 sys.exit(pytest.main(["chaos", "--cleanup", "--hosts=" + lab.inventory, "-q", "-p", "no:cacheprovider"]))
 """)  # fmt: skip
-    assert run.returncode == 0 and "d0: undone c1: pdgate-test" in run.stdout, run.stdout + run.stderr[-500:]
+    assert run.returncode == 0 and "d0: undone: c1: pdgate-test" in run.stdout, run.stdout + run.stderr[-500:]
     assert in_lab(lab, "assert leftovers(hand) == []; print(hand.must('nft list tables', 'nft'))").stdout.strip() == ""

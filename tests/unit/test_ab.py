@@ -19,6 +19,9 @@ variants:
 """
 
 
+DEPLOYMENT = deployment([engine()]).model_copy(update={"proxies": [Proxy(name="p", host="p0", address="10.0.0.1", port=1)]})
+
+
 def matrix(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "matrix.yaml"
     path.write_text(text)
@@ -53,7 +56,7 @@ class Fake(ab.Bench):
     """A bench whose deployment is a file: its measurements are slower while a variant is applied."""
 
     def __init__(self, folder: Path, text: str, fails: str = "") -> None:
-        self.deployment = deployment([engine()]).model_copy(update={"proxies": [Proxy(name="p", host="p0", address="10.0.0.1", port=1)]})
+        self.deployment = DEPLOYMENT
         self.matrix = ab.load_matrix(matrix(folder, text.replace("applied", str(folder / "applied"))))
         self.folder, self.fails, self.mark = folder, fails, folder / "applied"
 
@@ -68,7 +71,7 @@ class Fake(ab.Bench):
 
 def test_each_variant_is_held_against_the_unchanged_deployment_around_it(tmp_path: Path) -> None:
     bench = Fake(tmp_path, GOOD)
-    rows = list(ab.run_matrix(bench, ab.Applied(tmp_path / "matrix.yaml")))
+    rows = list(ab.run_matrix(bench, ab.Applied(bench.deployment, tmp_path)))
     assert [variant.name for variant, _, _ in rows] == ["one", "two"] and not bench.mark.exists()
     _, against, drift = rows[0]
     assert against["failure rate"].low > 0.2 and against["ttft p50"].low > 0.3
@@ -76,18 +79,29 @@ def test_each_variant_is_held_against_the_unchanged_deployment_around_it(tmp_pat
     assert drift["ttft p50"].low <= 0 <= drift["ttft p50"].high and "no difference shown" in ab.sentence("ttft p50", drift["ttft p50"])
 
 
+def test_a_difference_too_small_to_matter_is_called_that() -> None:
+    tiny = ab.Estimate(-0.0001, -0.0002, -0.00005, 100)
+    assert "too small to matter" in ab.sentence("itl p50", tiny)
+
+
+def test_a_host_that_is_not_there_is_named_before_any_load(tmp_path: Path) -> None:
+    plan = ab.load_matrix(matrix(tmp_path, GOOD.replace("{name: one,", "{name: one, host: p9,")))
+    with pytest.raises(ab.MatrixError, match="variant 'one': key 'host': 'p9' is not in"):
+        ab.Bench(DEPLOYMENT, plan, tmp_path)
+
+
 def test_a_variant_is_undone_also_when_its_measurement_fails(tmp_path: Path) -> None:
-    bench, applied = Fake(tmp_path, GOOD, fails="1-one"), ab.Applied(tmp_path / "matrix.yaml")
+    bench, applied = Fake(tmp_path, GOOD, fails="1-one"), ab.Applied(DEPLOYMENT, tmp_path)
     with pytest.raises(ab.MatrixError, match="not applied"):
         list(ab.run_matrix(bench, applied))
     assert not bench.mark.exists() and applied.read() is None
 
 
 def test_a_variant_left_applied_by_a_killed_run_refuses_the_next_and_can_be_undone(tmp_path: Path) -> None:
-    bench, applied = Fake(tmp_path, GOOD), ab.Applied(tmp_path / "matrix.yaml")
+    bench, applied = Fake(tmp_path, GOOD), ab.Applied(DEPLOYMENT, tmp_path)
     applied.write(bench.matrix.variants[0])
     bench.mark.touch()
-    with pytest.raises(ab.MatrixError, match="variant 'one' was applied and never undone"):
+    with pytest.raises(ab.MatrixError, match="variant 'one' was applied to this deployment and never undone"):
         applied.refuse_leftover()
     left = applied.read()
     assert left is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -98,7 +99,13 @@ def worker_argv(master: str) -> list[str]:
 
 
 def _spawn(argv: list[str], environment: dict[str, str], log: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_die_with_us)  # type: ignore[call-overload,no-any-return]
+
+
+def _die_with_us() -> None:
+    """Nobody must go on sending when pdgate itself was killed (Linux; elsewhere the plan's own end ends it)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _free_port() -> int:
