@@ -136,7 +136,7 @@ def in_words(seen: Measures) -> str:
     total = sum(seen.during.values()) + sum(seen.after.values())
     noticed = "nobody noticed" if seen.detected_s is None else f"the first failure {seen.detected_s:.2f} s after the fault"
     good = "no good answer after the healing" if seen.first_good_s is None else f"the first good answer {seen.first_good_s:.2f} s after the healing"
-    steady = "never steady again" if seen.steady_s is None else f"the last failing request was sent {seen.steady_s:.2f} s after it"
+    steady = "never steady again" if seen.steady_s is None else f"steady from {seen.steady_s:.2f} s after it"
     during = ", ".join(f"{count} {outcome}" for outcome, count in sorted(seen.during.items()))
     return f"{seen.dip:.0f} of {total} requests were not good (while it lasted: {during}); {noticed}, {good}, {steady}; all +- {seen.uncertainty_s:.2f} s"
 

@@ -74,7 +74,7 @@ def test_each_variant_is_held_against_the_unchanged_deployment_around_it(tmp_pat
     rows = list(ab.run_matrix(bench, ab.Applied(bench.deployment, tmp_path)))
     assert [variant.name for variant, _, _ in rows] == ["one", "two"] and not bench.mark.exists()
     _, against, drift = rows[0]
-    assert against["failure rate"].low > 0.2 and against["ttft p50"].low > 0.3
+    assert against["failure rate"].low > 0.15 and against["ttft p50"].low > 0.3
     assert "higher" in ab.sentence("ttft p50", against["ttft p50"])
     assert drift["ttft p50"].low <= 0 <= drift["ttft p50"].high and "no difference shown" in ab.sentence("ttft p50", drift["ttft p50"])
 

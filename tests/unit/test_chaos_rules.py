@@ -101,7 +101,7 @@ def test_detection_recovery_and_dip_are_read_from_the_records() -> None:
     assert seen.steady_s == pytest.approx(9.5 - 8.05)
     assert seen.dip == 43 and seen.uncertainty_s == pytest.approx(0.05)
     [note] = behaved("proxy", seen, Expectation(2.0), load({}))
-    assert note.severity == "note" and "43 of 250 requests were not good" in note.seen
+    assert note.severity == "note" and "43 of 251 requests were not good" in note.seen
     [_, late] = behaved("proxy", seen, Expectation(1.0), load({}))
     assert "after 1.4 s" in late.seen or "after 1.5 s" in late.seen
 
