@@ -148,9 +148,12 @@ class Toxic:
         return self.plan().undo
 
     def relieve(self) -> str:
-        """New connections are direct again, old ones pass through unhurt; the rest of the undo may take its time."""
+        """Old connections pass through unhurt, then new ones are direct again; the rest of the undo may take its time.
+
+        In this order: what toxiproxy resets while its toxic is taken out must still find its way back through the redirect.
+        """
         toxics = "\n".join(f"ask DELETE /proxies/p{port}/toxics/pdgate '' >/dev/null" for port in self.ports)
-        return f"{ASK}nft flush chain ip {table(self.tag)} through 2>/dev/null\n{toxics}\ntrue"
+        return f"{ASK}{toxics}\nsleep 0.1; nft flush chain ip {table(self.tag)} through 2>/dev/null; true"
 
     def verify_healed(self) -> str:
         return (
