@@ -10,7 +10,7 @@ from pdgate.plugin import check
 from pdgate.rules.finding import NotRun
 from pdgate.rules.recovery import Expectation
 
-DOWN_S, AFTER_S = 2.0, 9.0
+DOWN_S, AFTER_S = 2.0, 6.0
 STALL_S = 3.0
 LONG_RATE = 4.0
 

@@ -9,7 +9,7 @@ from pdgate.plugin import check
 from pdgate.rules.finding import NotRun
 from pdgate.rules.recovery import Expectation
 
-HURT_S, AFTER_S = 3.0, 8.0
+HURT_S, AFTER_S = 2.5, 5.0
 
 
 def toxic(stage, engine, ports, what, path, **attributes):

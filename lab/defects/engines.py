@@ -61,7 +61,7 @@ def _kill_api_once_up(address: str, port: int, pause_s: int) -> list[str]:
     return ["api=$!", f"(until {up}; do sleep 0.2; done; sleep {pause_s}; kill -9 $api) &"]
 
 
-@defect("orphaned-engine", trips={"engines.orphans"}, reference="real-engines: kill -9 of the API server alone")
+@defect("orphaned-engine", trips={"engines.orphans"}, alone=True, reference="real-engines: kill -9 of the API server alone")
 def an_engine_core_outlived_its_api_server(plan: LabPlan) -> None:
     """An undeclared engine was started on d0 and only its API server was killed: core and workers live on."""
     host = plan.host_of("d0")

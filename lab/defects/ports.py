@@ -106,6 +106,6 @@ def _second_decode_instance(inventory: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-@defect("overlapping-groups", trips={"ports.group.overlap"}, edit=_second_decode_instance)
+@defect("overlapping-groups", trips={"ports.group.overlap"}, alone=True, edit=_second_decode_instance)
 def two_engines_of_one_machine_share_ports(plan: LabPlan) -> None:
     """A second decode instance on the same machine claims a port group that overlaps the first one's."""

@@ -313,6 +313,9 @@ class Core:
                     del self.delayed[request_id]
                     self._release(blocks)
                     self.workers[0].notify("forced", request=request_id, timeout=self.spec.abort_timeout_s)
+                    if "recycles_at_once" in self.settings.misbehave:  # as under pressure: the blocks are another request's now
+                        for pipe in self.workers:
+                            pipe.notify("scrub", blocks=blocks)
                     if "dies_on_forced_free" in self.settings.misbehave:
                         self.log.error("scheduler.py:1300", "assert req_id in self.requests\nAssertionError")
                         os._exit(1)

@@ -170,6 +170,10 @@ class Worker:
             return self._digest(message["blocks"])
         if message["op"] == "pull":
             return await self._pull(message)
+        if message["op"] == "scrub":
+            for block in message["blocks"]:
+                self.blocks[block] = block_bytes(b"another request", self.spec.tp_rank, self.block_bytes)
+            return None
         if message["op"] == "forced":
             self.log.error(
                 f"{FILE}:233",

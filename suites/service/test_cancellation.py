@@ -15,11 +15,21 @@ ISSUES = "vllm#50425, vllm-ascend#14142"
 LONG_ANSWER, STORM_ANSWER, SHORT_ANSWER = 1000, 200, 16
 
 
+def _longest(longest_prompt, model, seed):
+    [prompt] = corpus(longest_prompt, SHORT_ANSWER, seed=seed, lengths=1)
+    return cancel.Prompt("cancel", prompt.text, model, prompt.max_tokens)
+
+
 @pytest.fixture(scope="module")
 def longest(longest_prompt, model):
     """The longest prompt the deployment is said to take: long in each phase."""
-    [prompt] = corpus(longest_prompt, SHORT_ANSWER, seed=2, lengths=1)
-    return cancel.Prompt("cancel", prompt.text, model, prompt.max_tokens)
+    return _longest(longest_prompt, model, 2)
+
+
+@pytest.fixture(scope="module")
+def longest_in_a_queue(longest_prompt, model):
+    """Another one of that length, for many at once."""
+    return _longest(longest_prompt, model, 3)
 
 
 @pytest.fixture
@@ -42,8 +52,8 @@ def left_behind(pytestconfig, deployment, model, bound, judge, pdgate_run):
 
 
 @check("service.cancel.queued", severity="critical", reference=ISSUES)
-def test_requests_cancelled_while_queued_leave_nothing(left_behind, deployment, door, longest, wish, deadline_s):
-    left_behind(lambda: cancel.while_queued(deployment, door, longest, max(1, wish.max_concurrency), deadline_s))
+def test_requests_cancelled_while_queued_leave_nothing(left_behind, deployment, door, longest_in_a_queue, wish, deadline_s):
+    left_behind(lambda: cancel.while_queued(deployment, door, longest_in_a_queue, max(1, wish.max_concurrency), deadline_s))
 
 
 @check("service.cancel.prefilling", severity="critical", reference=ISSUES)
