@@ -28,7 +28,7 @@ class Aim:
         """sh that waits for the line and prints it; ends with 1 where none comes in time."""
         return f"""{FIND}
 find_log {shlex.quote(self.log)} || {{ echo 'the log {self.log} cannot be read, so nothing can be aimed'; exit 1; }}
-fifo=$PDGATE_GUARD/{self.tag}/aim; mkfifo "$fifo"
+fifo=$PDGATE_GUARD/{self.tag}/aim; mkfifo "$fifo"; read -r from rest </proc/uptime
 tail --version 2>/dev/null | grep -q GNU || {{ echo "the host's tail cannot follow in milliseconds (GNU coreutils needed): nothing can be aimed"; exit 1; }}
 timeout {WAIT_S} tail -n0 -s 0.002 -F "$path" >"$fifo" 2>/dev/null & tail=$!
 hit=; while read -r line; do case $line in *{self.text}*) hit=$line; break ;; esac; done <"$fifo"
@@ -37,6 +37,7 @@ hit=; while read -r line; do case $line in *{self.text}*) hit=$line; break ;; es
     def epilogue(self) -> str:
         """sh after the shot: what triggered it goes beside the guard, for the evidence."""
         return f"""
+read -r to rest </proc/uptime; echo "waited $(awk "BEGIN {{print $to - $from}}") s"
 kill $tail 2>/dev/null; rm -f "$fifo"
 [ -n "$hit" ] || {{ echo 'no line with {self.text} in {WAIT_S} s: no request came into phase {self.phase}'; exit 1; }}
 echo "$hit" >$PDGATE_GUARD/{self.tag}/hit

@@ -40,7 +40,7 @@ def failed_pulls_are_answered(plan: LabPlan) -> None:
     _decoder(plan, 1, "pulls_fail", {"from": 2, "to": 6})
 
 
-@defect("late-pull", trips={"service.load.wrong", "service.load.no-forced-frees"}, reference="vllm-ascend#15420", run=LOAD)
+@defect("late-pull", trips={"service.load.wrong", "service.load.no-forced-frees"}, alone=True, reference="vllm-ascend#15420", run=LOAD)
 def decode_pulls_blocks_that_were_freed(plan: LabPlan) -> None:
     """One decode engine pulls some requests after P's abort timeout: their blocks are others' by then."""
     _decoder(plan, 0, "pulls_late", {"from": 12, "to": 14, "seconds": 4.0})

@@ -108,7 +108,7 @@ def written(lab: Lab, host: str) -> dict[str, tuple[float, int]]:
         for path in top.rglob("*"):
             # Engines log what they serve; nothing else may change. A tree below /tmp is seen there too, read-only: it is ours.
             ours = f"/root{ROOT}/" in str(path)
-            if path.is_file() and not path.is_symlink() and "/var/log/" not in str(path) and not ours:
+            if path.is_file() and not path.is_symlink() and not any(log in str(path) for log in ("/var/log/", "/ascend/log/")) and not ours:
                 found[str(path)] = (path.stat().st_mtime, path.stat().st_size)
     return found
 
