@@ -39,10 +39,10 @@ def the_proxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
-@defect("lost-prefill-answered-wrong", trips={"recovery.prefill-lost"}, reference="vllm-ascend#17044", run=_under_load("recovery.prefill-lost"))
-def a_lost_prefill_is_answered_wrong(plan: LabPlan) -> None:
-    """Every D swallows failed pulls: with P killed under load, requests in between get wrong answers."""
-    _decoders(plan, "swallow_failed_pulls")
+@defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=_under_load("recovery.prefill-lost"))
+def the_proxy_keeps_a_stale_engine_id_under_load(plan: LabPlan) -> None:
+    """After a P engine came back with a new id, the proxy goes on sending the old one: its requests never recover."""
+    plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
 @defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=_under_load("recovery.decode-lost"))
