@@ -16,14 +16,15 @@ async def answer(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     chat = "messages" in body
+    kind = "chat.completion.chunk" if chat else "text_completion"
     for index in range(TOKENS):
         await asyncio.sleep(PAUSE_S)
         text = f" {time.time():.6f}"
         said = {"delta": {"content": text}} if chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length" if index == TOKENS - 1 else None, **said}
-        await response.write(f"data: {json.dumps({'id': 'x', 'object': 'x', 'created': 0, 'model': 'm', 'choices': [choice]})}\n\n".encode())
+        await response.write(f"data: {json.dumps({'id': 'x', 'object': kind, 'created': 0, 'model': 'm', 'choices': [choice]})}\n\n".encode())
     usage = {"prompt_tokens": 300, "completion_tokens": TOKENS, "total_tokens": 300 + TOKENS}
-    await response.write(f"data: {json.dumps({'id': 'x', 'object': 'x', 'created': 0, 'model': 'm', 'choices': [], 'usage': usage})}\n\n".encode())
+    await response.write(f"data: {json.dumps({'id': 'x', 'object': kind, 'created': 0, 'model': 'm', 'choices': [], 'usage': usage})}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     return response
 

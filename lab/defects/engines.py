@@ -64,12 +64,12 @@ def _kill_api_once_up(address: str, port: int, pause_s: int) -> list[str]:
 @defect("orphaned-engine", trips={"engines.orphans"}, alone=True, reference="real-engines: kill -9 of the API server alone")
 def an_engine_core_outlived_its_api_server(plan: LabPlan) -> None:
     """An undeclared engine was started on d0 and only its API server was killed: core and workers live on."""
-    host = plan.host_of("d0")
     stray = copy.deepcopy(plan.engine("d0/dp3"))
     stray.args |= {"port": "7900", "data-parallel-rank": "9"}
     stray.kv_config["kv_port"] = "28200"
     stray.engine = stray.engine.model_copy(update={"log": "/var/log/pd/stray.log"})
-    host.script_tail += [stray.command(), *_kill_api_once_up("127.0.0.1", 7900, 1)]
+    # Early in the script: it must have happened before anybody looks.
+    plan.engine("d0/dp0").after += [stray.command(), *_kill_api_once_up("127.0.0.1", 7900, 0)]
 
 
 @defect(
