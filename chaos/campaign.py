@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pdgate.connectors import connector_of
-from pdgate.inventory.model import Deployment, Engine
+from pdgate.inventory.model import Deployment
 
 KINDS = ("kill", "kill-worker", "stall", "side-channel-latency", "http-reset")
 HURT_S = (1.0, 4.0)
@@ -69,7 +69,3 @@ def reduce(events: Sequence[Event], fails: Callable[[list[Event]], bool]) -> lis
 
 def keep_schedule(folder: Path, name: str, seed: int, events: Sequence[Event]) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"seed": seed, "events": [asdict(event) for event in events]}, indent=1) + "\n")
-
-
-def engine_of(deployment: Deployment, event: Event) -> Engine:
-    return deployment.engine(event.engine)

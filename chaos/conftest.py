@@ -113,7 +113,7 @@ def judged_by(stage: Stage, judge, deployment: Deployment):
 
     def run(outcome: Outcome, expected: Expectation) -> None:
         judge(recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records))
-        judge(recovery.kv_is_back(outcome.settling, expected, outcome.victims))
+        judge(recovery.kv_is_back(outcome.settling, outcome.victims))
         judge(recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims))
 
     return run

@@ -12,7 +12,6 @@ from chaos.faults.base import IDENTIFY, Fault, Victim, pids_of, victims_from
 from chaos.guard import GuardFailed, Hand, leftovers
 from chaos.injection import Applied, NotApplied, OnStep, injected
 from chaos.observe import Observation, keep_timeline, through_plan
-from pdgate.connectors import connector_of
 from pdgate.facts.collect import collect
 from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.facts.shell import Shells
@@ -168,10 +167,3 @@ def run(
 def _since(applied: Applied) -> float:
     """Monotonic time of the injection."""
     return time.monotonic() - (now() - applied.injected[1])
-
-
-def recovery_time(deployment: Deployment, engine: Engine, kind: str) -> float | None:
-    """A timer of the connector in seconds as the inventory declares it (`abort`, `transfer`), or None where it has none."""
-    connector = connector_of(engine.connector)
-    timer = connector.timer("abort" if kind == "abort" else "transfer", engine)  # type: ignore[arg-type]
-    return None if timer is None else timer.seconds(deployment.host_of(engine).env)

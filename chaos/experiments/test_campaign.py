@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chaos.campaign import draw, engine_of, keep_schedule, reduce
+from chaos.campaign import draw, keep_schedule, reduce
 from chaos.experiment import run
 from chaos.faults.network import Toxic
 from chaos.faults.processes import Kill, Stall
@@ -20,7 +20,7 @@ AFTER_S = 6.0
 
 def maker(stage, event):
     """How the fault of an event is made from fresh facts."""
-    engine = engine_of(stage.deployment, event)
+    engine = stage.deployment.engine(event.engine)
     host = stage.deployment.host_of(engine)
     if event.kind in ("kill", "kill-worker"):
         part = "worker" if event.kind == "kill-worker" else "engine"
@@ -51,7 +51,7 @@ def findings_of(stage):
                 break  # the deployment has not come back from what was found already
             expected = Expectation(again + stage.wish.recovery_s)
             found += [finding for finding in recovery.behaved(f"{event}", outcome.measures, expected, outcome.records) if finding.severity != "note"]
-            found += recovery.kv_is_back(outcome.settling, expected, outcome.victims)
+            found += recovery.kv_is_back(outcome.settling, outcome.victims)
             found += recovery.nobody_else_died(stage.deployment, outcome.before, outcome.after, outcome.victims)
         return found
 

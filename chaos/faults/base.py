@@ -67,9 +67,6 @@ def victims_from(output: str) -> list[Victim]:
     return [Victim(int(pid), ticks, command, comm) for pid, ticks, command, comm in words]
 
 
-PARTS = ("worker", "core", "api", "engine")
-
-
 def pids_of(running: RunningEngine, part: str) -> list[int]:
     """Pids of a part of an engine: one worker, its core, its API server, or everything."""
     processes: list[Process] = [process for pid in sorted(running.pids) if (process := running.facts.process(pid)) is not None]

@@ -71,7 +71,6 @@ class Expectation:
     recovers_within_s: float
     errors_allowed: bool = True  # clean failures while the fault lasts
     hangs_allowed: bool = False
-    kv_within_s: float = 0.0
     why: str = ""
 
 
@@ -186,7 +185,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
         )  # fmt: skip
 
 
-def kv_is_back(settling: Settling, expected: Expectation, gone: set[str]) -> Iterator[Finding]:
+def kv_is_back(settling: Settling, gone: set[str]) -> Iterator[Finding]:
     """KV on P and D is back at its baseline; an engine that was killed counts from its new start."""
     if settling.seconds is not None:
         return

@@ -10,7 +10,7 @@ import requests
 
 from pdgate.facts.shell import Shells
 from pdgate.inventory.model import Deployment, Engine, Proxy
-from pdgate.serving.client import Endpoint, Prompt, complete, post
+from pdgate.serving.client import Endpoint, Prompt, complete
 from pdgate.serving.logs import LogMark, LogUnavailable, mark, since
 from pdgate.serving.metrics import MetricsUnavailable, Sample, scrape
 from pdgate.serving.record import Record
@@ -195,9 +195,3 @@ def _trickle(deployment: Deployment, model: str) -> None:
         endpoint = endpoint_of(deployment, engine)
         if engine.serves_prefill and endpoint is not None:
             complete(endpoint, Prompt("trickle", "tick", model, max_tokens=1), 5)
-
-
-def bad_request(deployment: Deployment, proxy: Proxy, body: str, name: str, deadline_s: float) -> Record:
-    """Send a raw body through the proxy."""
-    endpoint = front_of(deployment, proxy)
-    return post(endpoint, "/v1/completions", body, name, deadline_s)

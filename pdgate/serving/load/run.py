@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdgate.serving.load.plan import LoadPlan
@@ -39,7 +39,6 @@ class LoadResult:
     unsent: int = 0
     workers: int = 1
     clock_radius_s: float = 0.0
-    cpu_s: float = field(default=0.0, compare=False)
 
     def counts(self) -> Counter[str]:
         return Counter(record.outcome for record in self.records)
