@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from chaos.experiment import LOCK_S, Outcome, Stage
+from chaos.experiment import LOCK_S, Outcome, Stage, identify
+from chaos.faults.processes import Kill as KillFault
 from chaos.guard import GuardFailed, Hand, clean_up
 from pdgate.facts.collect import collect
 from pdgate.facts.model import UnknownFact
@@ -143,18 +144,13 @@ def kill(locked: str, deployment: Deployment, pdgate_run: Run) -> Kill:
     """SIGKILL every process of some engines, each checked to be the one that was meant, and prove that they are gone."""
 
     def kill_engines(engines: list[Engine]) -> None:
-        from chaos.faults.base import IDENTIFY, pids_of, victims_from
-        from chaos.faults.processes import Kill as KillFault
-
         facts, _ = collect(deployment, pdgate_run.shells)
         for engine in engines:
             running = running_engine(engine, facts[deployment.host_of(engine).machine])
             if running is None:
                 raise UnknownFact(f"{engine.name} is not running, so it cannot be killed")
             hand = Hand(deployment.host_of(engine), pdgate_run.shells)
-            pids = " ".join(map(str, pids_of(running, "engine")))
-            victims = tuple(victims_from(hand.must(IDENTIFY.format(pids=pids), f"{engine.name} could not be identified")))
-            fault = KillFault(engine.name, engine.host, "engine", victims, engine.restart or "true", engine.http_port)
+            fault = KillFault(engine.name, engine.host, "engine", identify(hand, running, "engine"), engine.restart or "true", engine.http_port)
             try:
                 hand.must(fault.inject(), f"{engine.name} could not be killed")
                 hand.must(fault.verify_applied(), f"{engine.name} is not gone")

@@ -19,7 +19,7 @@ from pdgate.inventory.model import Deployment, Engine, Proxy
 from pdgate.inventory.variables import Load
 from pdgate.rules.finding import NotRun
 from pdgate.rules.recovery import Measures, measure
-from pdgate.rules.running import need_running
+from pdgate.rules.running import RunningEngine, need_running
 from pdgate.serving.client import complete
 from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe, served_models, wait_for_baseline
 from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt
@@ -62,10 +62,13 @@ class Stage:
 
     def victims(self, engine: Engine, part: str, facts: dict[str, HostFacts]) -> tuple[Victim, ...]:
         """The processes of a part of an engine, identified on the host."""
-        running = need_running(engine, facts[self.deployment.host_of(engine).machine])
-        pids = pids_of(running, part)
-        output = self.hand(engine.host).must(IDENTIFY.format(pids=" ".join(map(str, pids)) or "''"), f"the processes of {engine.name} could not be identified")
-        return tuple(victims_from(output))
+        return identify(self.hand(engine.host), need_running(engine, facts[self.deployment.host_of(engine).machine]), part)
+
+
+def identify(hand: Hand, running: RunningEngine, part: str) -> tuple[Victim, ...]:
+    """The processes of a part of a running engine as its host knows them; raises GuardFailed."""
+    pids = " ".join(map(str, pids_of(running, part))) or "''"
+    return tuple(victims_from(hand.must(IDENTIFY.format(pids=pids), f"the processes of {running.engine.name} could not be identified")))
 
 
 @dataclass
