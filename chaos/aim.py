@@ -1,7 +1,7 @@
-"""Hitting a request in a phase of its life: the trigger waits on the faulted host, and the record proves where it hit.
+"""Triggers: they wait on the faulted host until a request is in a phase of its life, and the fault strikes in the same shell.
 
-The trigger follows the engine's log (tail -F, looking every 2 ms: on overlay file systems nothing wakes it) and signals in the same
-shell, a few milliseconds after the line was written. That the phase was not over by then is proved afterwards from the logs of both sides; else the experiment is invalid.
+Each looks every few milliseconds at one thing the host itself knows: a line of the engine's log, a number of its /metrics, its TCP
+connections, the bytes that moved on them. That the phase really was hit is proved afterwards (chaos/phases.py).
 """
 
 from __future__ import annotations
@@ -9,55 +9,90 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from pdgate.facts.model import UnknownFact
-from pdgate.serving.logs import FIND, UUID, Logs
+from pdgate.serving.logs import FIND
 
 WAIT_S = 20
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Fire once a line that contains `text` (shell pattern) is written to `log`; `phase` is what it then means to hit."""
+    """`watch` is sh that sets `hit` to what it saw, in one line, once the moment has come, at most WAIT_S from now; else it leaves it empty."""
 
-    phase: str
-    log: str
-    text: str
+    what: str  # in words: what is waited for
+    watch: str
     tag: str
+    sees: str = "moment"
 
     def script(self) -> str:
-        """sh that waits for the line and prints it; ends with 1 where none comes in time."""
-        return f"""{FIND}
-find_log {shlex.quote(self.log)} || {{ echo 'the log {self.log} cannot be read, so nothing can be aimed'; exit 1; }}
-fifo=$PDGATE_GUARD/{self.tag}/aim; mkfifo "$fifo"; read -r from rest </proc/uptime
-tail --version 2>/dev/null | grep -q GNU || {{ echo "the host's tail cannot follow in milliseconds (GNU coreutils needed): nothing can be aimed"; exit 1; }}
-timeout {WAIT_S} tail -n0 -s 0.002 -F "$path" >"$fifo" 2>/dev/null & tail=$!
-hit=; while read -r line; do case $line in *{self.text}*) hit=$line; break ;; esac; done <"$fifo"
-"""
+        """sh that waits; the shot follows it, and `epilogue` after that."""
+        return f"hit=; fifo=$PDGATE_GUARD/{self.tag}/aim; until_s=$(($(uptime_s) + {WAIT_S}))\nwaiting() {{ [ \"$(uptime_s)\" -lt $until_s ]; }}\n{self.watch}\n"
 
     def epilogue(self) -> str:
         """sh after the shot: what triggered it goes beside the guard, for the evidence."""
         return f"""
-read -r to rest </proc/uptime; echo "waited $(awk "BEGIN {{print $to - $from}}") s"
-kill $tail 2>/dev/null; rm -f "$fifo"
-[ -n "$hit" ] || {{ echo 'no line with {self.text} in {WAIT_S} s: no request came into phase {self.phase}'; exit 1; }}
+[ -z "${{tail:-}}" ] || kill $tail 2>/dev/null; rm -f "$fifo"
+[ -n "$hit" ] || {{ echo {shlex.quote(f"not seen within {WAIT_S} s: {self.what}; no request came that far")}; exit 1; }}
 echo "$hit" >$PDGATE_GUARD/{self.tag}/hit
 """
 
 
-def prefilled(log: str, tag: str) -> Aim:
-    """P has computed a prompt and holds its KV for D (vllm-ascend's `Delaying free`)."""
-    return Aim("prefill done", log, "Delaying\\ free\\ of", tag)
+def log_line(log: str, text: str, tag: str, then: str = "") -> Aim:
+    """Once a line with `text` is written to the log (vllm-ascend's `Delaying free`, `KV cache transfer for request`).
+
+    The log is followed with tail -F, looking every 2 ms: on overlay file systems nothing wakes it. `then`: sh that goes on from there.
+    """
+    watch = f"""{FIND}
+find_log {shlex.quote(log)} || {{ echo 'the log {log} cannot be read, so nothing can be aimed'; exit 1; }}
+mkfifo "$fifo"
+tail --version 2>/dev/null | grep -q GNU || {{ echo "the host's tail cannot follow in milliseconds (GNU coreutils needed): nothing can be aimed"; exit 1; }}
+timeout {WAIT_S} tail -n0 -s 0.002 -F "$path" >"$fifo" 2>/dev/null & tail=$!
+while read -r line; do case $line in *{text.replace(" ", chr(92) + " ")}*) hit=$line; break ;; esac; done <"$fifo"
+[ -z "$hit" ] || {{ {then or ":"}
+}}"""
+    return Aim(f"a line with '{text}' in {log}", watch, tag)
 
 
-def must_have_hit(aim: Aim, evidence: str, logs: Logs, decoders: list[str]) -> str:
-    """The id of the request that was hit; raises UnknownFact where it cannot be told, or D had its KV already."""
-    found = UUID.findall(evidence)
-    if not found:
-        raise UnknownFact(f"the line that triggered the fault names no request: {evidence[:200]}")
-    request = found[0]
-    for unit in decoders:
-        if unit in logs.unknown:
-            raise UnknownFact(f"whether phase '{aim.phase}' was hit cannot be told: {logs.unknown[unit]}")
-        if any(request in line and "KV cache transfer for request" in line for line in logs.lines.get(unit, [])):
-            raise UnknownFact(f"phase '{aim.phase}' was missed: {unit} had the KV of {request} before the fault took effect")
-    return request
+def metric_above(url: str, name: str, tag: str, grows: bool = False) -> Aim:
+    """Once the engine's /metrics say more than 0 for `name` (or, with `grows`, more than at first)."""
+    base = "$(said)" if grows else "0"
+    watch = f"""command -v curl >/dev/null || {{ echo 'no curl on the host: its metrics cannot be followed in milliseconds'; exit 1; }}
+said() {{ curl -fsS --max-time 2 {shlex.quote(url + "/metrics")} 2>/dev/null | awk '/^{name}[ {{]/ {{s += $NF}} END {{printf "%d", s}}'; }}
+base={base}; [ -n "$base" ] || {{ echo '{url}/metrics does not answer on the host'; exit 1; }}
+while waiting; do now=$(said); if [ "${{now:-0}}" -gt "$base" ]; then hit="{name} $base -> $now"; break; fi; done"""
+    return Aim(f"{name} above {'its value' if grows else '0'} at {url}/metrics", watch, tag)
+
+
+def connected(ports: tuple[int, ...], tag: str) -> str:
+    """sh behind a first moment: once somebody has connected to one of these ports of the host (established, also where nobody accepts)."""
+    some = "|".join(f"{port:04X}" for port in ports)
+    return (
+        "held=$hit; hit=; while waiting; do "
+        f"line=$(grep -m1 -E ': [0-9A-F]+:({some}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp /proc/net/tcp6 2>/dev/null) && {{ hit=\"$held, then $line\"; break; }}; done"
+    )
+
+
+BYTES = """
+command -v ss >/dev/null || {{ echo 'no ss (iproute2) on the host: bytes on its sockets cannot be followed'; exit 1; }}
+moved() {{ # bytes that went over TCP between this host and the peers, but for HTTP, side channel and ssh
+  ss -Htin state established '( {peers} )' {but} 2>/dev/null | awk '{{for (i = 1; i <= NF; i++) if ($i ~ /^bytes_(sent|received):/) {{split($i, a, ":"); s += a[2]}}}} END {{printf "%d", s}}'
+}}
+"""
+
+
+def byte_counter(peers: tuple[str, ...], but: tuple[int, ...]) -> str:
+    """sh that defines `moved`: bytes so far on the live connections to the peers, without those ports on either side."""
+    ports = " ".join(f"and not sport = :{port} and not dport = :{port}" for port in sorted({22, *but}))
+    return BYTES.format(peers=" or ".join(f"dst {peer}" for peer in peers), but=shlex.quote(f"( {ports.removeprefix('and ')} )"))
+
+
+def bytes_moving(peers: tuple[str, ...], but: tuple[int, ...], least: int, tag: str) -> Aim:
+    """Once `least` bytes have moved between the host and the peers beside HTTP and side channel: KV of a request is on its way."""
+    watch = f"""{byte_counter(peers, but)}
+base=$(moved); last=$base
+while waiting; do
+  now=$(moved); [ "$now" -lt "$last" ] && base=0  # connections have ended, and their bytes with them
+  if [ $((now - base)) -ge {least} ]; then hit="bytes $((now - base))"; break; fi
+  [ "$now" -lt "$base" ] && base=$now
+  last=$now
+done"""
+    return Aim(f"{least} bytes on the way between this host and {', '.join(peers)}", watch, tag)

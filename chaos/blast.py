@@ -17,7 +17,7 @@ def refusal(deployment: Deployment, host: str, plan: Plan, serving: set[str], al
         able = {engine.name for engine in deployment.engines if getattr(engine, f"serves_{role}")} & serving
         hurt = able & set(plan.engines)
         if hurt and hurt == able and not allow_last:
-            return f"{', '.join(sorted(hurt))} is the last healthy {role} engine: the deployment would serve nobody"
+            return f"{', '.join(sorted(hurt))} is the last healthy {role} engine: the deployment would serve nobody (--allow-outage agrees to that)"
     return None
 
 

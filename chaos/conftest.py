@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from chaos.experiment import LOCK_S, Outcome, Stage, identify
+from chaos.experiment import LOCK_S, Outcome, Stage, identify, inject, prepare, serves
 from chaos.faults.processes import Kill as KillFault
 from chaos.guard import GuardFailed, Hand, clean_up
+from chaos.injection import NotApplied
 from pdgate.facts.collect import collect
-from pdgate.facts.model import UnknownFact
+from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.inventory import Deployment, Engine, Host
 from pdgate.inventory.variables import Load
 from pdgate.plugin.run import RUN_KEY, Run
@@ -21,8 +23,6 @@ from pdgate.rules.finding import NotRun
 from pdgate.rules.recovery import Expectation
 from pdgate.rules.running import running_engine
 from pdgate.rules.service import recovery_bound
-from pdgate.serving.client import Endpoint
-from pdgate.serving.exchange import endpoint_of, served_models
 from pdgate.serving.golden import save_golden
 from pdgate.serving.questions import deadline_of, golden_of, model_of
 
@@ -96,7 +96,7 @@ def stage(pytestconfig: pytest.Config, locked: str, deployment: Deployment, pdga
     book = golden_of(deployment, model_of(deployment), wish.output_tokens)
     save_golden(book, pdgate_run.bundle / "golden.json")
     bound = recovery_bound(deployment, pdgate_run.facts)[0]
-    return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked)
+    return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked, pytestconfig.getoption("allow_outage"))
 
 
 @pytest.fixture(autouse=True)
@@ -113,9 +113,12 @@ def judged_by(stage: Stage, judge, deployment: Deployment):
     """Judge an experiment's outcome: behaviour, KV, cascade."""
 
     def run(outcome: Outcome, expected: Expectation) -> None:
-        judge(recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records))
-        judge(recovery.kv_is_back(outcome.settling, outcome.victims))
-        judge(recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims))
+        judge(itertools.chain(
+            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records),
+            recovery.came_back(outcome.missing, stage.wish.restart_s),
+            recovery.kv_is_back(outcome.settling, outcome.victims),
+            recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims),
+        ))  # fmt: skip
 
     return run
 
@@ -134,6 +137,30 @@ def decoders(deployment: Deployment) -> list[Engine]:
     if not found:
         raise NotRun("the inventory has no decode engine")
     return found
+
+
+@pytest.fixture
+def fresh_peer(stage: Stage, deployment: Deployment) -> Callable[[Engine], None]:
+    """Restart an engine, quietly: nobody has met the one that comes up."""
+
+    def restart(engine: Engine) -> None:
+        def make(facts: dict[str, HostFacts], tag: str) -> KillFault:
+            return KillFault(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts), engine.restart or "", engine.http_port)
+
+        ready = prepare(stage, [make])
+        try:
+            for fault, tag in ready.faults:
+                with inject(stage, fault, tag, 5):
+                    pass
+        except (NotApplied, GuardFailed) as error:
+            raise UnknownFact(f"{engine.name} could not be restarted beforehand: {error}") from None
+        deadline = time.monotonic() + stage.wish.restart_s
+        while not serves(deployment, engine):
+            if time.monotonic() > deadline:
+                raise UnknownFact(f"{engine.name} did not come back within {stage.wish.restart_s:g} s, before anything was tried")
+            time.sleep(0.25)
+
+    return restart
 
 
 # -- killing and starting whole hosts, for the experiments that lose P --------------------------------------------------------
@@ -171,18 +198,9 @@ def start(locked: str, deployment: Deployment, pdgate_run: Run) -> Start:
         Hand(host, pdgate_run.shells).run(script)
         deadline = time.monotonic() + START_S
         while waiting and time.monotonic() < deadline:
-            waiting = [engine for engine in waiting if not _serves(endpoint_of(deployment, engine))]
+            waiting = [engine for engine in waiting if not serves(deployment, engine)]
             time.sleep(0.5)
         if waiting:
             raise UnknownFact(f"{waiting[0].name} did not come back within {START_S:g} s after it was started again")
 
     return start_engines
-
-
-def _serves(endpoint: Endpoint | None) -> bool:
-    if endpoint is None:
-        raise UnknownFact("the inventory gives no address for an engine's HTTP, so its return cannot be seen")
-    try:
-        return bool(served_models(endpoint))
-    except ValueError:
-        return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,18 +26,21 @@ from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe, se
 from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
-from pdgate.serving.record import Record, now
+from pdgate.serving.metrics import Sample
+from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment
 
 STEADY_REQUESTS = 3
+BEFORE_S = 4.0  # of load before the fault
 GUARD_MARGIN_S = 20.0
 LOCK_S = 600  # renewed before each experiment: the lock of a killed run is not in the way for long
 FOREIGN_LOOK_S = 1.0
+Make = Callable[[dict[str, HostFacts], str], Fault]  # a fault from fresh facts and the tag its guard will have
 
 
 @dataclass
 class Stage:
-    """Everything an experiment stands on."""
+    """Everything an experiment stands on. `allow_outage`: the operator agreed that the last P or D may be taken."""
 
     deployment: Deployment
     shells: Shells
@@ -47,7 +51,9 @@ class Stage:
     deadline_s: float
     kv_bound_s: float
     owner: str
+    allow_outage: bool = False
     number: int = 0
+    question: tuple[LoadPrompt, GoldenBook] | None = None  # what aimed experiments ask, once it is learned
     on_step: OnStep = lambda step: None
 
     def hand(self, host: str) -> Hand:
@@ -67,8 +73,12 @@ class Stage:
 
 def identify(hand: Hand, running: RunningEngine, part: str) -> tuple[Victim, ...]:
     """The processes of a part of a running engine as its host knows them; raises GuardFailed."""
-    pids = " ".join(map(str, pids_of(running, part))) or "''"
-    return tuple(victims_from(hand.must(IDENTIFY.format(pids=pids), f"the processes of {running.engine.name} could not be identified")))
+    return identify_pids(hand, pids_of(running, part), running.engine.name)
+
+
+def identify_pids(hand: Hand, pids: list[int], whose: str) -> tuple[Victim, ...]:
+    words = " ".join(map(str, pids)) or "''"
+    return tuple(victims_from(hand.must(IDENTIFY.format(pids=words), f"the processes of {whose} could not be identified")))
 
 
 @dataclass
@@ -76,7 +86,7 @@ class Outcome:
     """What an experiment left, for the rules."""
 
     name: str
-    applied: Applied
+    applied: list[Applied]
     measures: Measures
     records: list[Record]
     settling: Settling
@@ -85,6 +95,7 @@ class Outcome:
     logs: Logs
     moments: list[Moment]
     victims: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)  # engines that were hurt and do not serve again
 
 
 def steady_state(stage: Stage, when: str) -> None:
@@ -108,65 +119,122 @@ def refuse_what_is_not_ours(stage: Stage) -> None:
         raise NotRun(f"somebody else's traffic runs: {moved}")
 
 
+def serves(deployment: Deployment, engine: Engine) -> bool:
+    """Whether it lists a model right now."""
+    endpoint = endpoint_of(deployment, engine)
+    try:
+        return endpoint is not None and bool(served_models(endpoint, 2.0))
+    except ValueError:
+        return False
+
+
 def serving(deployment: Deployment) -> set[str]:
-    """Engines that list a model right now."""
-    found = set()
-    for engine in deployment.engines:
-        endpoint = endpoint_of(deployment, engine)
-        try:
-            if endpoint is not None and served_models(endpoint, 2.0):
-                found.add(engine.name)
-        except ValueError:
-            continue
-    return found
+    return {engine.name for engine in deployment.engines if serves(deployment, engine)}
 
 
-def run(
-    stage: Stage, name: str, make: Callable[[dict[str, HostFacts], str], Fault], *, hurt_s: float, after_s: float, allow_last: bool = False,
-    prompts: list[LoadPrompt] | None = None, rate: float | None = None,
-) -> Outcome:  # fmt: skip
-    """Run one experiment. Raises UnknownFact (invalid) where the fault was not applied or the load did not run, NotRun where it is refused."""
-    folder = stage.bundle / name.replace(".", "-")
+@dataclass
+class Prepared:
+    """Faults that may be injected, the deployment as it was, and the moment's baseline."""
+
+    faults: list[tuple[Fault, str]]  # with the tags of their guards
+    facts: dict[str, HostFacts]
+    baseline: dict[str, Sample]
+
+    @property
+    def victims(self) -> set[str]:
+        return {name for fault, _ in self.faults for name in fault.plan().engines}
+
+
+def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False) -> Prepared:
+    """Everything that must hold before anything is hurt. Raises NotRun where a fault is refused, UnknownFact without a steady state."""
     facts = stage.facts()
-    tag = stage.tag()
-    fault = make(facts, tag)
-    plan = fault.plan()
-    why_not = fault.available(facts[stage.deployment.hosts[fault.host].machine]) or refusal(
-        stage.deployment, fault.host, plan, serving(stage.deployment), allow_last
-    )
-    if why_not:
-        raise NotRun(f"{fault.name}: {why_not}")
+    faults = []
+    for make in makes:
+        tag = stage.tag()
+        fault = make(facts, tag)
+        why_not = fault.available(facts[stage.deployment.hosts[fault.host].machine]) or refusal(
+            stage.deployment, fault.host, fault.plan(), serving(stage.deployment), allow_last or stage.allow_outage
+        )
+        if why_not:
+            raise NotRun(f"{fault.name}: {why_not}")
+        faults.append((fault, tag))
     refuse_what_is_not_ours(stage)
     for hosts in stage.deployment.machines.values():
         stage.hand(hosts[0].name).must(f"lock_take {stage.owner} {LOCK_S}", "the chaos lock was lost")
     steady_state(stage, "before")
-    baseline, _ = observe(stage.deployment)
-    load = through_plan(stage.deployment, stage.proxy, stage.wish, stage.book, stage.deadline_s, 4.0 + hurt_s + after_s)
-    if prompts is not None and rate is not None:
-        load = load.model_copy(update={"prompts": prompts, "stages": [load.stages[0].model_copy(update={"rate": rate})]})
+    return Prepared(faults, facts, observe(stage.deployment)[0])
+
+
+@contextlib.contextmanager
+def inject(stage: Stage, fault: Fault, tag: str, guard_s: float) -> Iterator[Applied]:
+    """The fault within the block, healed after it, by the guard at the latest."""
+    with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {fault.plan().does}", guard_s + GUARD_MARGIN_S, stage.on_step) as applied:
+        yield applied
+
+
+def run(
+    stage: Stage, name: str, *makes: Make, hurt_s: float, after_s: float, allow_last: bool = False, in_turn: bool = False,
+    meanwhile: Callable[[], None] = lambda: None, rate: float | None = None,
+) -> Outcome:  # fmt: skip
+    """Faults under load: all at once, the first outermost, or one after the other (`in_turn`); `meanwhile` runs while they hurt.
+
+    Raises UnknownFact (invalid) where a fault was not applied or the load did not run, NotRun where one is refused.
+    """
+    ready = prepare(stage, makes, allow_last)
+    folder = stage.bundle / name.replace(".", "-")
     folder.mkdir(parents=True, exist_ok=True)
+    wish = stage.wish if rate is None else stage.wish.model_copy(update={"rate": rate})
+    turns = len(makes) if in_turn else 1
+    most_s = BEFORE_S + turns * (hurt_s + (after_s if in_turn else 0)) + after_s
+    load = through_plan(stage.deployment, stage.proxy, wish, stage.book, stage.deadline_s, most_s)
     observation = Observation(stage.deployment, load, stage.book, LogBook(stage.deployment, stage.shells, folder / "logs"), folder)
-    observation.start()
-    try:
-        with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {plan.does}", hurt_s + GUARD_MARGIN_S, stage.on_step) as applied:
-            time.sleep(max(0.0, hurt_s - (time.monotonic() - _since(applied))))
-    except (NotApplied, GuardFailed) as error:
-        observation.finish()
-        raise UnknownFact(str(error)) from None
-    records, logs, moments = observation.finish()
-    seen = measure(records, applied.injected, applied.healed)
-    settling = wait_for_baseline(stage.deployment, stage.book.model, baseline, stage.kv_bound_s)
+
+    def back() -> bool:
+        return ready.victims <= serving(stage.deployment)
+
+    applied: list[Applied] = []
+    with observation:
+        try:
+            for group in [[one] for one in ready.faults] if in_turn else [ready.faults]:
+                with contextlib.ExitStack() as stack:
+                    applied += [stack.enter_context(inject(stage, fault, tag, hurt_s)) for fault, tag in group]
+                    since = time.monotonic()
+                    meanwhile()
+                    time.sleep(max(0.0, hurt_s - (time.monotonic() - since)))
+                _wait(back, after_s if in_turn else 0)
+        except (NotApplied, GuardFailed) as error:
+            raise UnknownFact(str(error)) from None
+        healed = applied[-1 if in_turn else 0].healed
+        observation.until_calm(healed[1], after_s, back)
+        records, logs, moments = observation.finish()
+    seen = measure(records, applied[0].injected, healed)
+    settling, after = settle(stage, ready)
+    keep(stage, name, ready, applied, seen, settling.seconds)
+    return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment))
+
+
+def _wait(until: Callable[[], bool], at_most_s: float) -> None:
+    deadline = time.monotonic() + at_most_s
+    while time.monotonic() < deadline and not until():
+        time.sleep(0.25)
+
+
+def settle(stage: Stage, ready: Prepared) -> tuple[Settling, dict[str, HostFacts]]:
+    """KV back at its baseline, the facts afterwards, and no guard left; raises UnknownFact where one is."""
+    settling = wait_for_baseline(stage.deployment, stage.book.model, ready.baseline, stage.kv_bound_s)
     after = stage.facts()
-    left = leftovers(stage.hand(fault.host))
-    if tag in left:
-        raise UnknownFact(f"{fault.host}: the guard {tag} is still there after healing; pytest chaos --cleanup")
+    for fault, tag in ready.faults:
+        if tag in leftovers(stage.hand(fault.host)):
+            raise UnknownFact(f"{fault.host}: the guard {tag} is still there after healing; pytest chaos --cleanup")
+    return settling, after
+
+
+def keep(stage: Stage, name: str, ready: Prepared, applied: list[Applied], seen: Measures | None, kv_back_s: float | None, **more: object) -> None:
+    """The experiment's page of numbers in the bundle."""
     keep_timeline(stage.bundle, name, {
-        "fault": applied.fault, "does": plan.does, "hits": plan.hits, "evidence": applied.evidence, "steps": applied.steps,
-        "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s}, "kv_back_s": settling.seconds,
+        "faults": [
+            {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "injected": one.injected, "healed": one.healed, "steps": one.steps}
+            for one in applied
+        ],
+        "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s} if seen else None, "kv_back_s": kv_back_s, **more,
     })  # fmt: skip
-    return Outcome(name, applied, seen, records, settling, facts, after, logs, moments, set(plan.engines))
-
-
-def _since(applied: Applied) -> float:
-    """Monotonic time of the injection."""
-    return time.monotonic() - (now() - applied.injected[1])

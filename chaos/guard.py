@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdgate.facts.shell import HostUnreachable, ShellResult, Shells
 from pdgate.inventory.model import Host
+from pdgate.serving.record import now
 
 LIBRARY = Path(__file__).with_name("guard.sh").read_text()
 FOLDER = "/var/lib/pdgate"
@@ -79,12 +81,28 @@ class Guard:
     def verify_armed(self) -> None:
         self.hand.must(f"guard_armed {self.tag} {self.checksum} || {{ echo 'no timer runs, or the undo is not the one sent'; exit 1; }}", f"{self.tag} is not armed")
 
-    def fire(self) -> None:
-        """Undo now; raises GuardFailed where the undo itself fails."""
-        self.hand.must(f"guard_fire {self.tag} controller", f"the undo of {self.tag} failed", 60.0)
+    def fire(self) -> tuple[float, float]:
+        """Undo now, and when it was done, in the controller's clock; raises GuardFailed where the undo itself fails."""
+        before = now()
+        out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
+        return before + spent(out), now()
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")
+
+
+TICK_S = 0.02  # /proc/uptime counts in hundredths; two of them are read
+
+
+def timed(script: str) -> str:
+    """The script, and the seconds it took by the host's uptime: so the end of it is known to the width of the remote call alone."""
+    return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo \"@@spent $pdgate_from $pdgate_to\"; exit $pdgate_code"
+
+
+def spent(said: str) -> float:
+    """Seconds a `timed` script took at least; 0 where it does not say."""
+    found = re.search(r"^@@spent ([\d.]+) ([\d.]+)$", said, re.MULTILINE)
+    return max(0.0, float(found[2]) - float(found[1]) - TICK_S) if found else 0.0
 
 
 def clean_up(hand: Hand) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from chaos.faults.base import Fault, Plan
-from chaos.guard import Guard, GuardFailed, Hand
+from chaos.guard import Guard, GuardFailed, Hand, spent, timed
+from pdgate.facts.shell import ShellResult
 from pdgate.serving.record import now
 
 STEPS = ("persist", "arm", "verify-armed", "inject", "verify-applied", "observe", "heal", "verify-healed", "disarm")
@@ -22,7 +22,7 @@ class NotApplied(Exception):
 
 @dataclass
 class Applied:
-    """What happened, with the controller's times. `injected` and `healed` are intervals: before the call, after it."""
+    """What happened, with the controller's times. `injected` and `healed` are intervals that hold the moment for certain."""
 
     fault: str
     plan: Plan
@@ -54,9 +54,7 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
         step("verify-armed")
         guard.verify_armed()
         step("inject")
-        before = now()
-        result = hand.run(fault.inject(), 60.0)
-        applied.injected = (before + _waited(result.stdout), now())
+        result, applied.injected = _timed(hand, fault.inject())
         if result.code != 0:
             raise NotApplied(f"{fault.name} on {fault.host}: {(result.stdout + result.stderr).strip()[-400:] or f'code {result.code}'}")
         step("verify-applied")
@@ -68,24 +66,23 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
         yield applied
     finally:
         step("heal")
-        before = now()
         relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
         if relieve is not None:
-            hand.run(relieve(), 60.0)
-            applied.healed = (before, now())
-        guard.fire()
+            _, applied.healed = _timed(hand, relieve())
+        fired = guard.fire()
         if relieve is None:
-            applied.healed = (before, now())
+            applied.healed = fired
         step("verify-healed")
         _verify_healed(fault, hand)
         step("disarm")
         guard.disarm()
 
 
-def _waited(said: str) -> float:
-    """Seconds an aimed fault waited on the host before it struck, by the host's uptime (10 ms a tick, two of them); else 0."""
-    found = re.search(r"^waited ([\d.]+) s$", said, re.MULTILINE)
-    return max(0.0, float(found[1]) - 0.02) if found else 0.0
+def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:
+    """Run a script whose last act is what counts; the interval of the controller's clock in which it ended."""
+    before = now()
+    result = hand.run(timed(script), 60.0)
+    return result, (before + spent(result.stdout), now())
 
 
 def _verify_healed(fault: Fault, hand: Hand) -> None:

@@ -6,6 +6,7 @@ import datetime
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from pdgate.inventory.variables import Load
 from pdgate.rules.load import must_be_applied
 from pdgate.serving.exchange import front_of
 from pdgate.serving.golden import GoldenBook, judged_all
-from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, run_load
+from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load
 from pdgate.serving.logs import LogBook, Logs, attribute
 from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment, Watch
 
 FLOWING_S = 1.5
+CALM_S, CALM_REQUESTS = 2.0, 5
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Observation:
         self._thread = threading.Thread(target=self._play, daemon=True, name="pdgate-load")
         self._watch = Watch(self.deployment, 0.5)
 
+    @property
+    def _records(self) -> Path:
+        return self.folder / "load" / "records.jsonl"
+
     def _play(self) -> None:
         try:
             self._result = run_load(self.plan, self.folder / "load")
@@ -50,7 +56,7 @@ class Observation:
         self.logbook.read()
         self._watch.__enter__()
         self._thread.start()
-        records = self.folder / "load" / "records.jsonl"
+        records = self._records
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self._failure is None:
             if records.exists() and any('"ok"' in line for line in records.read_text().splitlines()):
@@ -58,6 +64,36 @@ class Observation:
                 return
             time.sleep(0.1)
         raise UnknownFact(f"the load did not start: {self._failure or 'no good answer in 60 s'}")
+
+    def until_calm(self, since: float, at_most_s: float, back: Callable[[], bool]) -> None:
+        """Let the load run on until everything sent after `since` has been good for a while and `back` holds, then end it.
+
+        At most so long: whoever never recovers is watched to the end.
+        """
+        calm_s = max(CALM_S, CALM_REQUESTS / self.plan.stages[0].rate)
+        deadline = time.monotonic() + at_most_s
+        is_back = False
+        while time.monotonic() < deadline and self._thread.is_alive():
+            ends = [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+            later = [entry for entry in ends if "outcome" in entry and entry["scheduled"] >= since]
+            begin = max([entry["scheduled"] for entry in later if entry["outcome"] != "ok"], default=since)
+            good = [entry["scheduled"] for entry in later if entry["outcome"] == "ok" and entry["scheduled"] >= begin]
+            is_back = is_back or back()
+            if is_back and good and max(good) - begin >= calm_s:
+                break
+            time.sleep(0.25)
+        end_early(self.folder / "load")
+
+    def __enter__(self) -> Observation:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A load nobody will judge must not outlive its experiment."""
+        if kind is not None and self._thread.is_alive():
+            end_early(self.folder / "load")
+            self._thread.join(self.plan.deadline_s + 30)
+            self._watch.__exit__()
 
     def finish(self) -> tuple[list[Record], Logs, list[Moment]]:
         """Wait for the load's end; raises UnknownFact where it was not applied as planned."""

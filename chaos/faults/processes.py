@@ -25,6 +25,11 @@ def _shot(victims: tuple[Victim, ...], signal: str) -> str:
     return f"{{ {still}; }} || {{ {STRANGER}; }}\nkill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; true"
 
 
+def _aimed(aim: Aim | None, shot: str) -> str:
+    """sh: the shot, at once or when the aim sees its moment."""
+    return f"{aim.script()}[ -z \"$hit\" ] || {{ {shot}\n}}\n{aim.epilogue()}" if aim else shot
+
+
 def _gone(victims: tuple[Victim, ...]) -> str:
     tests = " || ".join(f"same {victim.pid} {victim.ticks}" for victim in victims)
     return f"n=0; while {tests}; do n=$((n + 1)); [ $n -lt 100 ] || {{ echo 'still there after 10 s'; exit 1; }}; sleep 0.1; done"
@@ -73,14 +78,10 @@ class Kill:
         return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one engine", undo, engines=(self.target,))
 
     def inject(self) -> str:
-        shot = _shot(self.victims, "KILL")
-        if self.aim is None:
-            return _meant(self.victims) + shot
-        return f"{_meant(self.victims)}{self.aim.script()}[ -z \"$hit\" ] || {{ {shot}\n}}\n{self.aim.epilogue()}"
+        return _meant(self.victims) + _aimed(self.aim, _shot(self.victims, "KILL"))
 
     def verify_applied(self) -> str:
-        hit = f"\ncat $PDGATE_GUARD/{self.aim.tag}/hit" if self.aim else ""
-        return _gone(self.victims) + hit + f"\necho 'gone: {', '.join(str(v.pid) for v in self.victims)}'"
+        return _gone(self.victims) + f"\necho 'gone: {', '.join(str(v.pid) for v in self.victims)}'"
 
     def heal(self) -> str:
         return self.plan().undo
@@ -98,6 +99,7 @@ class Stall:
     host: str
     part: str
     victims: tuple[Victim, ...]
+    aim: Aim | None = None
 
     @property
     def name(self) -> str:
@@ -111,7 +113,7 @@ class Stall:
         return Plan(f"SIGSTOP {self.part} of {self.target}", "processes of one engine; the kernel still accepts for them", undo, engines=(self.target,))
 
     def inject(self) -> str:
-        return _meant(self.victims) + _shot(self.victims, "STOP")
+        return _meant(self.victims) + _aimed(self.aim, _shot(self.victims, "STOP"))
 
     def verify_applied(self) -> str:
         return "sleep 0.05\n" + _state(self.victims, stopped=True)

@@ -82,7 +82,7 @@ def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
     _decoders(plan, "ack_failure_is_fatal")
 
 
-@defect("prefilled-lost-answered-wrong", trips={"recovery.lost-once-prefilled"}, reference="vllm-ascend#17044", run=_under_load("lost-once-prefilled"))
+@defect("prefilled-lost-answered-wrong", trips={"recovery.hit.prefilled"}, reference="vllm-ascend#17044", run=_under_load("recovery.hit.prefilled"))
 def a_prefill_lost_before_its_pull_is_answered_wrong(plan: LabPlan) -> None:
     """Every D swallows failed pulls: the request whose P died the moment it had prefilled gets a wrong answer."""
     _decoders(plan, "swallow_failed_pulls")

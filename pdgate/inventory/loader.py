@@ -123,7 +123,7 @@ def _host(source: Path, name: str, raw: dict[str, Any], ours: HostVars) -> Host:
         connection=connection,
         machine=ours.machine or _machine(connection, target),
         address=ours.address or _as_ip(target) or (target if connection.kind == "ssh" and "ansible_host" in raw else None),
-        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "load", "plog", "toxiproxy", "chaos")},
+        **{key: getattr(ours, key) for key in ("platform", "rack", "zone", "launch", "container", "env", "expect", "load", "plog", "toxiproxy", "kv_transport", "chaos")},
     )
 
 
@@ -197,6 +197,7 @@ def _proxy(source: Path, host: Host, ours: HostVars) -> Proxy:
     return Proxy(
         name=f"{host.name}:{ours.proxy_port}", host=host.name, address=host.address, port=ours.proxy_port,
         scheme=ours.api_scheme, kind=ours.proxy_kind, path=ours.proxy_path, api_key_env=ours.api_key_env, log=ours.proxy_log,
+        restart=ours.proxy_restart,
     )  # fmt: skip
 
 

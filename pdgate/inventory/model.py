@@ -37,6 +37,7 @@ class Host(Frozen):
     load: Load = Field(default_factory=lambda: Load.model_validate({}))
     plog: str | None = None
     toxiproxy: str = "toxiproxy-server"
+    kv_transport: Literal["tcp", "rdma"] | None = None
     chaos: bool = False
 
 
@@ -106,6 +107,7 @@ class Proxy(Frozen):
     api_key_env: str | None = None
     log: str | None = None
     path: str | None = None
+    restart: str | None = None
 
 
 class Deployment(Frozen):

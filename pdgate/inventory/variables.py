@@ -49,6 +49,10 @@ def slo_keys(value: Any) -> Any:
     return value
 
 
+Loss = Literal["prefilling", "prefilled", "handshake", "transferring", "received", "decoding", "transfer-fails"]
+Answer = Literal["answered", "failed"]
+
+
 class Expect(BaseModel):
     """What the operator expects of this deployment (the keys of `pd_expect`)."""
 
@@ -71,6 +75,15 @@ class Expect(BaseModel):
         "Default: that of the first host."
     )  # fmt: skip
     tls_switch: int | None = Field(None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree.")
+    on_loss: dict[Loss, Answer] = Field(
+        default_factory=dict,
+        description="Chaos: what a request comes to whose engine (or transfer) is lost in a phase: `answered` (retried, recomputed, taken over: "
+        "the golden answer all the same) or `failed` (a clean error in time is enough). Default: `answered` where the running D has "
+        "`kv_load_failure_policy: recompute` and a connector version that reports failed pulls, in the phases in which D can recompute; else `failed`.",
+    )  # fmt: skip
+    failover_s: float | None = Field(
+        None, gt=0, description="Chaos: this long after an engine has fallen silent nobody is sent to it any more (seconds; field report R3: 10). Default: no promise."
+    )  # fmt: skip
     slo: Annotated[dict[str, float], BeforeValidator(slo_keys)] = Field(
         default_factory=dict,
         description="Objectives under the load: `ttft_p95_ms`, `itl_p50_ms`, `e2e_p99_ms` … (p50, p90, p95, p99), at most; "
@@ -135,6 +148,9 @@ class HostVars(BaseModel):
     restart: str | None = Field(
         None, description="Command on the host that starts one engine again after chaos killed it; `{rank}` is its first global DP rank."
     )
+    kv_transport: Literal["tcp", "rdma"] | None = Field(
+        None, description="What KV travels over between hosts; over `rdma` (RoCE, HCCS) host rules cannot hurt it. Default: rdma on Ascend, else tcp."
+    )
     toxiproxy: str = Field("toxiproxy-server", description="toxiproxy-server on the host, for faults on TCP paths.")
     log: str | None = Field(None, description="Path of the engine's log on the host; `{rank}` is the global DP rank.")
     container: str | None = Field(None, description="Name of the container the engine runs in, if in one.")
@@ -159,6 +175,7 @@ class HostVars(BaseModel):
         description="For the embedded `real` deployments: path on this machine of the upstream vllm-ascend pull proxy, to run in front "
         "with `pd_proxy_kind: vllm-ascend` instead of vllm-router. pdgate ships none.",
     )
+    proxy_restart: str | None = Field(None, description="Command on the proxy's host that starts the proxy again after chaos killed it.")
     proxy_log: str | None = Field(None, description="Path of the proxy's log on its host.")
     plog: str | None = Field(None, description="Folder of the Ascend plogs on the host (`~/ascend/log`), for the communicator count.")
     load: Load = Field(default_factory=lambda: Load.model_validate({}), description="The load of an acceptance run, see below.")

@@ -43,6 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     load.addoption("--load-master", default="127.0.0.1:0", metavar="ADDR:PORT", help="where the master listens for workers (a free port of 127.0.0.1)")
     group.addoption("--cleanup", action="store_true", help="pytest chaos --cleanup: undo what any earlier chaos run has left, run nothing")
     group.addoption("--chaos-budget", type=float, default=3600.0, metavar="S", help="no experiment begins after so many seconds (3600)")
+    group.addoption(
+        "--allow-outage", action="store_true", help="experiments may take the last healthy P or D: the deployment then serves nobody for a while"
+    )
     group.addoption("--campaign", type=int, default=0, metavar="N", help="pytest chaos: a random campaign of N faults")
     group.addoption("--chaos-seed", type=int, metavar="N", help="the same seed, the same campaign")
     group.addoption("--allow-unreachable", action="store_true", help="judge the rest when a host cannot be reached")

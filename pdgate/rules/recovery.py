@@ -198,6 +198,25 @@ def kv_is_back(settling: Settling, gone: set[str]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def good_again(target: str, good_s: float | None, bound_s: float, lost: str) -> Iterator[Finding]:
+    """Requests are good again in time, once what was lost has been started again."""
+    if good_s is None or good_s > bound_s:
+        took = "not within the experiment" if good_s is None else f"after {good_s:.1f} s"
+        yield Finding(
+            target=target, expected=f"three good answers in a row within {bound_s:g} s of the healing of {lost}", seen=took,
+            why="the outage outlives its cause: somebody must restart something by hand", remedy="does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see",
+        )  # fmt: skip
+
+
+def came_back(missing: set[str], restart_s: float) -> Iterator[Finding]:
+    """What was hurt serves again once it is healed."""
+    for name in sorted(missing):
+        yield Finding(
+            target=name, expected=f"it lists its model again within {restart_s:g} s of the healing", seen="it does not",
+            why="the fault is over and the engine still gone: the deployment runs on what is left, or on nothing", remedy="its log from the restart on; ports of the group, engines.orphans",
+        )  # fmt: skip
+
+
 def nobody_else_died(deployment: Deployment, before: dict[str, HostFacts], after: dict[str, HostFacts], victims: set[str]) -> Iterator[Finding]:
     """No cascade: every engine that was not meant runs on as the same process."""
     for engine in deployment.engines:

@@ -23,6 +23,14 @@ CONNECT_S = 5.0
 BODY_KEPT = 4096
 PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
+# Answers that stop as if they were whole.
+NO_REASON, NO_END = "no finish_reason", "the stream ended without"
+
+
+def looks_whole(record: Record) -> bool:
+    """Whether a truncated answer ended politely: many clients take it for the whole one. A broken connection tells them."""
+    return record.outcome == "truncated" and record.detail.startswith((NO_REASON, NO_END))
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -209,7 +217,7 @@ def _whole(call: _Call, answer: requests.Response) -> tuple[Outcome, str]:
     call.draft["finish_reason"] = finish
     if not said:
         return "empty", "HTTP 200 with no text"
-    return ("truncated", "no finish_reason") if finish is None else ("ok", "")
+    return ("truncated", NO_REASON) if finish is None else ("ok", "")
 
 
 def _streamed(call: _Call, answer: requests.Response) -> tuple[Outcome, str]:
@@ -236,7 +244,7 @@ def _streamed(call: _Call, answer: requests.Response) -> tuple[Outcome, str]:
     if not call.said:
         return "empty", "HTTP 200 and a stream without a token"
     if not done or call.draft.get("finish_reason") is None:
-        return "truncated", f"the stream ended without {'finish_reason' if done else '[DONE]'} after {len(call.arrivals)} tokens"
+        return "truncated", f"{NO_END} {'finish_reason' if done else '[DONE]'} after {len(call.arrivals)} tokens"
     return "ok", ""
 
 

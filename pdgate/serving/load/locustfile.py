@@ -73,6 +73,7 @@ class Sink:
 
 
 CLOCKS, SINK = Clocks(), Sink()
+STOP = Path(os.environ.get("PDGATE_LOAD_STOP", "/nonexistent"))
 START: dict[str, Any] = {}
 READY: dict[str, float] = {}
 DONE: set[str] = set()
@@ -136,6 +137,8 @@ class Client(User):
             if slot.number % START["of"] != START["index"]:
                 continue
             gevent.sleep(max(0.0, start + slot.at - now()))
+            if STOP.exists():
+                break
             if pool.free_count() == 0:
                 SINK.unsent += 1
                 continue

@@ -22,6 +22,7 @@ LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 START_UP_S = 60.0
 WAIT_REMOTE_S = 300.0
 PROGRESS_S = 1.0
+STOP = "stop"
 Progress = Callable[[float, float, "Counter[str]"], None]  # seconds played, seconds planned, outcomes so far
 
 
@@ -50,9 +51,11 @@ def run_load(
 ) -> LoadResult:  # fmt: skip
     """Play the plan; `workers` processes here (0: one process, no master) and `remote_workers` that others start.
 
-    Leaves plan.json, records.jsonl and locust.log in `folder`. Raises LoadFailed.
+    Leaves plan.json, records.jsonl and locust.log in `folder`; a file `stop` there ends a load without workers before its
+    time (`end_early`). Raises LoadFailed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / STOP).unlink(missing_ok=True)
     records = folder / "records.jsonl"
     records.unlink(missing_ok=True)
     (folder / "plan.json").write_text(plan.model_dump_json(indent=1))
@@ -65,6 +68,7 @@ def run_load(
                  "--expect-workers", str(users)]  # fmt: skip
     environment = {
         **os.environ, "PDGATE_LOAD_PLAN": str(folder / "plan.json"), "PDGATE_LOAD_RECORDS": str(records), "PDGATE_LOAD_WORKERS": str(users),
+        "PDGATE_LOAD_STOP": str(folder / STOP),
     }  # fmt: skip
     started: list[subprocess.Popen[bytes]] = []
     with (folder / "locust.log").open("wb") as log:
@@ -88,6 +92,11 @@ def run_load(
     if main.returncode != 0:
         raise LoadFailed(f"locust ended with code {main.returncode}; {_tail(folder)}")
     return read_result(plan, folder)
+
+
+def end_early(folder: Path) -> None:
+    """Send nothing more of the load that plays in `folder`; what is on its way is waited for."""
+    (folder / STOP).touch()
 
 
 def worker_argv(master: str) -> list[str]:

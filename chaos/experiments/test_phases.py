@@ -1,0 +1,96 @@
+"""One request is hit in a chosen phase of its life: what does its client see, is the KV given back, does the deployment serve again?"""
+
+import itertools
+
+import pytest
+
+from chaos import phases
+from chaos.faults.network import Partition
+from chaos.faults.processes import Kill
+from chaos.single import hit
+from pdgate.plugin import check
+from pdgate.rules import loss, recovery
+
+HURT_S = 1.0
+
+
+@pytest.fixture
+def ended_well(stage, deployment, judge):
+    """Judge a hit: the request, the deployment after it, KV, and that nobody else died."""
+
+    def run(found, phase, lost):
+        expected = loss.expectation(deployment, found.before, phase)
+        judge(itertools.chain(
+            loss.ended_as_expected(f"proxy {stage.proxy.name}", phase, found.record, expected, stage.deadline_s, lost.name),
+            recovery.good_again(f"proxy {stage.proxy.name}", found.good_s, stage.wish.restart_s + stage.wish.recovery_s, lost.name),
+            recovery.came_back(found.missing, stage.wish.restart_s),
+            recovery.kv_is_back(found.settling, found.victims),
+            recovery.nobody_else_died(deployment, found.before, found.after, found.victims),
+        ))  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def strike(stage):
+    """Kill an engine when its aim sees the phase: (engine, aim from engine, tag and victims) -> what was hit."""
+
+    def run(name, engine, aimed, holds=(), **how):
+        def make(facts, tag):
+            victims = stage.victims(engine, "engine", facts)
+            return Kill(engine.name, engine.host, "engine", victims, engine.restart or "", engine.http_port, aimed(tag, victims))
+
+        return hit(stage, name, make, hurt_s=HURT_S, holds=holds, **how)
+
+    return run
+
+
+@check("recovery.hit.prefilling", severity="critical", reference="field report R3", waivable=False)
+def test_a_request_whose_prefill_engine_dies_while_it_prefills(stage, prefills, strike, ended_well):
+    found = strike("recovery.hit.prefilling", prefills[0], lambda tag, _: phases.prefilling(stage, prefills[0], tag))
+    phases.was_prefilling(stage, found)
+    ended_well(found, "prefilling", prefills[0])
+
+
+@pytest.mark.smoke
+@check("recovery.hit.prefilled", severity="critical", reference="vllm-ascend#17044", waivable=False)
+def test_a_request_whose_prefill_engine_dies_once_it_has_prefilled(stage, prefills, strike, ended_well):
+    found = strike("recovery.hit.prefilled", prefills[0], lambda tag, _: phases.prefill_done(stage, prefills[0], tag))
+    phases.was_prefilled(stage, found)
+    ended_well(found, "prefilled", prefills[0])
+
+
+@check("recovery.hit.handshake", severity="critical", reference="docs/track-record.md", waivable=False)
+def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefills, strike, fresh_peer, ended_well):
+    fresh_peer(prefills[0])  # a D that knows its peer shakes no hand
+    found = strike("recovery.hit.handshake", prefills[0], lambda tag, victims: phases.handshake(stage, prefills[0], tag, victims))
+    phases.was_prefilled(stage, found)
+    ended_well(found, "handshake", prefills[0])
+
+
+@pytest.mark.smoke
+@check("recovery.hit.transferring", severity="critical", reference="field report R3; vllm-ascend#17044", waivable=False)
+def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, strike, ended_well):
+    whole = phases.whole_transfer(stage, prefills[0])
+    found = strike("recovery.hit.transferring", prefills[0], lambda tag, _: phases.transfer_in_flight(stage, prefills[0], tag, whole))
+    phases.was_in_flight(found, whole)
+    ended_well(found, "transferring", prefills[0])
+
+
+@check("recovery.hit.received", severity="critical", reference="vllm#50425", waivable=False)
+def test_a_decode_engine_dies_with_kv_it_has_not_acknowledged_and_prefill_gets_its_blocks_back(stage, prefills, decoders, strike, ended_well):
+    d, ports = decoders[0], tuple(port for p in prefills for port in phases.side_channel(p) if p.host == prefills[0].host)
+
+    def unacknowledged(facts, tag):
+        return Partition(prefills[0].host, (str(d.address),), tag, 60, "in", ports)
+
+    found = strike("recovery.hit.received", d, lambda tag, _: phases.received(stage, d, tag), holds=[unacknowledged])
+    phases.was_received(stage, found)
+    ended_well(found, "received", d)
+
+
+@check("recovery.hit.decoding", severity="critical", reference="field report R3; vllm-ascend#13140", waivable=False)
+def test_a_request_whose_decode_engine_dies_while_it_decodes(stage, decoders, strike, ended_well):
+    found = strike("recovery.hit.decoding", decoders[0], lambda tag, _: phases.decoding(stage, decoders[0], tag))
+    phases.was_decoding(found)
+    ended_well(found, "decoding", decoders[0])

@@ -1,0 +1,148 @@
+"""One request, hit in a chosen phase: asked through the proxy, one at a time, until the trigger on the faulted host has struck."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chaos.experiment import Make, Prepared, Stage, inject, keep, prepare, serving, settle
+from chaos.guard import GuardFailed
+from chaos.injection import Applied, NotApplied
+from pdgate.facts.model import HostFacts, UnknownFact
+from pdgate.serving.client import Leave, complete, stream
+from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe
+from pdgate.serving.golden import GoldenBook, GoldenError, judged, learn, prompt_with_salt
+from pdgate.serving.load import LoadPrompt
+from pdgate.serving.logs import LogBook, Logs
+from pdgate.serving.metrics import Sample
+from pdgate.serving.record import Record
+
+LONG_ANSWER = 64  # tokens: decoding that lasts long enough to be met
+GOOD_IN_A_ROW = 3
+PAUSE_S = 0.05
+
+
+@dataclass
+class Hit:
+    """What became of the request that was hit, and of the deployment after it."""
+
+    name: str
+    record: Record
+    earlier: list[Record]  # those that were not hit, in order
+    applied: Applied
+    evidence: str  # what the trigger saw
+    good_s: float | None  # from the healing to the first of three good answers in a row
+    settling: Settling
+    before: dict[str, HostFacts]
+    after: dict[str, HostFacts]
+    logs: Logs
+    samples: tuple[dict[str, Sample], dict[str, Sample]]  # before anything was asked, and while the fault lasted
+    victims: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+
+
+class Asker(threading.Thread):
+    """Asks the same thing again and again, one request at a time, until it is told to stop."""
+
+    def __init__(self, stage: Stage, prompt: LoadPrompt, leave: Leave | None) -> None:
+        super().__init__(daemon=True, name="pdgate-asker")
+        self.stage, self.prompt, self.leave = stage, prompt, leave
+        self.records: list[Record] = []
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        door = front_of(self.stage.deployment, self.stage.proxy)
+        while not self.enough.is_set():
+            self.records.append(stream(door, prompt_with_salt(self.prompt, self.stage.book.model), self.stage.deadline_s, leave=self.leave))
+            time.sleep(PAUSE_S)
+
+
+def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
+    """The longest prompt of the corpus with a longer answer, and its golden answer, learned once; raises UnknownFact."""
+    if stage.question is None:
+        stage.question = _learn(stage)
+    return stage.question
+
+
+def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
+    longest = max((known.prompt for known in stage.book.answers.values()), key=lambda prompt: len(prompt.text))
+    prompt = longest.model_copy(update={"max_tokens": LONG_ANSWER, "id": f"{longest.id}-{LONG_ANSWER}"})
+    engine = stage.deployment.engine(stage.book.learned_from)
+    endpoint = endpoint_of(stage.deployment, engine)
+    assert endpoint is not None  # it was asked before
+    try:
+        return prompt, learn(endpoint, engine.name, stage.book.model, [prompt], stage.deadline_s)
+    except GoldenError as error:
+        raise UnknownFact(str(error)) from None
+
+
+def hit(
+    stage: Stage, name: str, make: Make, *, hurt_s: float, holds: Sequence[Make] = (), leave: Leave | None = None,
+) -> Hit:  # fmt: skip
+    """Strike one request; `holds` are faults that keep its phase open, entered before it is asked.
+
+    Raises UnknownFact where the fault was not applied or nothing is known of the request, NotRun where it is refused.
+    """
+    prompt, book = question(stage)
+    ready = prepare(stage, [*holds, make])
+    folder = stage.bundle / name.replace(".", "-")
+    logbook = LogBook(stage.deployment, stage.shells, folder / "logs")
+    logbook.read()
+    first = observe(stage.deployment)[0]
+    asker = Asker(stage, prompt, leave)
+    (fault, tag), before = ready.faults[-1], ready.faults[:-1]
+    try:
+        with contextlib.ExitStack() as stack:
+            for held, its_tag in before:
+                stack.enter_context(inject(stage, held, its_tag, hurt_s + 30))
+            began = threading.Timer(0.3, asker.start)  # the trigger needs a moment to stand
+            began.start()
+            applied = stack.enter_context(inject(stage, fault, tag, hurt_s + 25))
+            asker.enough.set()
+            evidence = stage.hand(fault.host).must(f"cat $PDGATE_GUARD/{tag}/hit", "what the trigger saw was not kept").strip()
+            time.sleep(hurt_s)
+            then = observe(stage.deployment)[0]
+    except (NotApplied, GuardFailed) as error:
+        raise UnknownFact(str(error)) from None
+    finally:
+        asker.enough.set()
+    asker.join(stage.deadline_s + 5)
+    good_s = _good_again(stage, applied.healed[1], ready)
+    record, earlier = _the_one(asker.records, applied, book)
+    settling, after = settle(stage, ready)
+    with (stage.bundle / "requests.jsonl").open("a") as out:
+        out.writelines(one.model_dump_json() + "\n" for one in [*earlier, record])
+    logs = Logs(logbook.read(), dict(logbook.unknown), datetime.date.today())
+    keep(stage, name, ready, [applied], None, settling.seconds, hit=evidence, outcome=record.outcome, detail=record.detail, good_s=good_s)
+    missing = ready.victims - serving(stage.deployment)
+    return Hit(
+        name, record, earlier, applied, evidence, good_s, settling, ready.facts, after, logs, (first, then), ready.victims, missing
+    )  # fmt: skip
+
+
+def _the_one(records: list[Record], applied: Applied, book: GoldenBook) -> tuple[Record, list[Record]]:
+    """The request that was on its way when the fault struck, and the others."""
+    low, high = applied.injected
+    hurt = [record for record in records if record.sent <= high and (record.end is None or record.end >= low)]
+    if not hurt:
+        raise UnknownFact(f"no request was on its way when {applied.fault} struck, of {len(records)} that were asked")
+    return judged(hurt[0], book), [judged(record, book) for record in records if record is not hurt[0]]
+
+
+def _good_again(stage: Stage, healed: float, ready: Prepared) -> float | None:
+    """Seconds from the healing to the first of some good answers in a row, once all that was hurt serves; None: not in time."""
+    door = front_of(stage.deployment, stage.proxy)
+    prompt = min((known.prompt for known in stage.book.answers.values()), key=lambda prompt: len(prompt.text))
+    deadline = time.monotonic() + stage.wish.restart_s + stage.wish.recovery_s
+    good: list[Record] = []
+    while time.monotonic() < deadline:
+        record = judged(complete(door, prompt_with_salt(prompt, stage.book.model), stage.deadline_s), stage.book)
+        good = [*good, record] if record.outcome == "ok" else []
+        if len(good) >= GOOD_IN_A_ROW and ready.victims <= serving(stage.deployment):
+            return max(0.0, (good[0].end or good[0].sent) - healed)
+        time.sleep(0.2)
+    return None
