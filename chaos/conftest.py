@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from pdgate.inventory import Deployment, Engine, Host
 from pdgate.inventory.variables import Load
 from pdgate.plugin.run import RUN_KEY, Run
 from pdgate.rules import recovery
-from pdgate.rules.finding import NotRun
+from pdgate.rules.finding import Finding, NotRun
 from pdgate.rules.recovery import Expectation
 from pdgate.rules.running import running_engine
 from pdgate.rules.service import recovery_bound
@@ -112,12 +112,13 @@ def within_budget(request: pytest.FixtureRequest) -> None:
 def judged_by(stage: Stage, judge, deployment: Deployment):
     """Judge an experiment's outcome: behaviour, KV, cascade."""
 
-    def run(outcome: Outcome, expected: Expectation) -> None:
+    def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
-            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records),
+            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault()),
             recovery.came_back(outcome.missing, stage.wish.restart_s),
             recovery.kv_is_back(outcome.settling, outcome.victims),
             recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims),
+            *more,
         ))  # fmt: skip
 
     return run

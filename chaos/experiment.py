@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +32,9 @@ from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment
 
 STEADY_REQUESTS = 3
+BETWEEN_S = 0.5
 BEFORE_S = 4.0  # of load before the fault
+TURN_S = 4.0  # what injecting and healing take themselves, at most
 GUARD_MARGIN_S = 20.0
 LOCK_S = 600  # renewed before each experiment: the lock of a killed run is not in the way for long
 FOREIGN_LOOK_S = 1.0
@@ -96,6 +99,16 @@ class Outcome:
     moments: list[Moment]
     victims: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)  # engines that were hurt and do not serve again
+
+    returns: dict[str, float | None] = field(default_factory=dict)  # engines hurt in turn: seconds from their healing until they served
+
+    def by_fault(self) -> str:
+        """Outcomes of the requests that were on their way while each fault lasted, where there were several in turn."""
+        said = []
+        for one in self.applied:
+            met = Counter(record.outcome for record in self.records if record.sent < one.healed[1] and (record.end or record.sent) >= one.injected[0])
+            said.append(f"{one.plan.does}: " + (", ".join(f"{count} {outcome}" for outcome, count in sorted(met.items())) or "no request"))
+        return "; ".join(said) if len(said) > 1 else ""
 
 
 def steady_state(stage: Stage, when: str) -> None:
@@ -174,9 +187,9 @@ def inject(stage: Stage, fault: Fault, tag: str, guard_s: float) -> Iterator[App
 
 def run(
     stage: Stage, name: str, *makes: Make, hurt_s: float, after_s: float, allow_last: bool = False, in_turn: bool = False,
-    meanwhile: Callable[[], None] = lambda: None, rate: float | None = None,
+    meanwhile: Callable[[], None] = lambda: None, meanwhile_s: float = 0.0, rate: float | None = None,
 ) -> Outcome:  # fmt: skip
-    """Faults under load: all at once, the first outermost, or one after the other (`in_turn`); `meanwhile` runs while they hurt.
+    """Faults under load: all at once, the first outermost, or one after the other (`in_turn`); `meanwhile` runs while they hurt, `meanwhile_s` at most.
 
     Raises UnknownFact (invalid) where a fault was not applied or the load did not run, NotRun where one is refused.
     """
@@ -185,7 +198,8 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     wish = stage.wish if rate is None else stage.wish.model_copy(update={"rate": rate})
     turns = len(makes) if in_turn else 1
-    most_s = BEFORE_S + turns * (hurt_s + (after_s if in_turn else 0)) + after_s
+    hurt_s += meanwhile_s
+    most_s = BEFORE_S + turns * (hurt_s + TURN_S + (after_s if any(ready.victims) and in_turn else 0)) + after_s
     load = through_plan(stage.deployment, stage.proxy, wish, stage.book, stage.deadline_s, most_s)
     observation = Observation(stage.deployment, load, stage.book, LogBook(stage.deployment, stage.shells, folder / "logs"), folder)
 
@@ -193,6 +207,7 @@ def run(
         return ready.victims <= serving(stage.deployment)
 
     applied: list[Applied] = []
+    returns: dict[str, float | None] = {}
     with observation:
         try:
             for group in [[one] for one in ready.faults] if in_turn else [ready.faults]:
@@ -200,8 +215,10 @@ def run(
                     applied += [stack.enter_context(inject(stage, fault, tag, hurt_s)) for fault, tag in group]
                     since = time.monotonic()
                     meanwhile()
-                    time.sleep(max(0.0, hurt_s - (time.monotonic() - since)))
-                _wait(back, after_s if in_turn else 0)
+                    time.sleep(max(0.0, hurt_s - meanwhile_s - (time.monotonic() - since)))
+                if in_turn:
+                    returns |= {hurt: comes_back(stage, hurt, after_s) for fault, _ in group for hurt in fault.plan().engines}
+                    time.sleep(BETWEEN_S)
         except (NotApplied, GuardFailed) as error:
             raise UnknownFact(str(error)) from None
         healed = applied[-1 if in_turn else 0].healed
@@ -210,13 +227,17 @@ def run(
     seen = measure(records, applied[0].injected, healed)
     settling, after = settle(stage, ready)
     keep(stage, name, ready, applied, seen, settling.seconds)
-    return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment))
+    return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment), returns)
 
 
-def _wait(until: Callable[[], bool], at_most_s: float) -> None:
-    deadline = time.monotonic() + at_most_s
-    while time.monotonic() < deadline and not until():
+def comes_back(stage: Stage, name: str, at_most_s: float) -> float | None:
+    """Seconds until an engine serves; None where it does not in time."""
+    began = time.monotonic()
+    while not serves(stage.deployment, stage.deployment.engine(name)):
+        if time.monotonic() - began > at_most_s:
+            return None
         time.sleep(0.25)
+    return time.monotonic() - began
 
 
 def settle(stage: Stage, ready: Prepared) -> tuple[Settling, dict[str, HostFacts]]:

@@ -64,6 +64,12 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
         applied.evidence = seen.stdout.strip()
         step("observe")
         yield applied
+        met = getattr(fault, "met", None)  # whether anybody came that way at all
+        if met is not None:
+            seen = hand.run(met(), 60.0)
+            if seen.code != 0:
+                raise NotApplied(f"{fault.name} on {fault.host} met nobody: {(seen.stdout + seen.stderr).strip()[-400:]}")
+            applied.evidence += f"; {seen.stdout.strip()}"
     finally:
         step("heal")
         relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer

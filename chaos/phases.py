@@ -154,6 +154,12 @@ def was_decoding(hit: Hit) -> None:
         raise UnknownFact("phase 'decoding' was missed: no token had come back when the fault struck")
 
 
+def was_left(hit: Hit) -> None:
+    """The client left while the fault lasted, and before a token had come."""
+    if hit.record.outcome != "aborted" or hit.record.tokens or (hit.record.end or 0) > hit.applied.healed[1]:
+        raise UnknownFact(f"no client left while D waited: {hit.record.outcome}: {hit.record.detail}")
+
+
 def _request_of(hit: Hit) -> str:
     found = UUID.findall(hit.evidence)
     if not found:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.plan import PROXY_SCRIPT, HostPlan
+from lab.plan import LOGS, PROXY_SCRIPT, HostPlan
 from lab.tools import DOCKER, HCCN_TOOL, NPU_SMI, docker_entry, docker_state, npu_smi_head
 
 PYTHON = Path("/usr/local/python3.11")
@@ -37,6 +37,8 @@ def make_root(upper: Path, binds: list[str]) -> Path:
     for path in ("tmp", "dev/shm", "run"):
         _mount("-t", "tmpfs", "tmpfs", str(root / path))
     (root / "tmp").chmod(0o1777)
+    (root / LOGS.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    _mount("--bind", str(upper / "logs"), str(root / LOGS.lstrip("/")))
     for path in binds:
         inside = root / path.lstrip("/")
         if not inside.is_dir() or not any(inside.iterdir()):  # on a file system of its own, or under a folder just covered
@@ -67,6 +69,8 @@ def furnish(plan: HostPlan, keys: dict[str, str]) -> None:
         "/opt/pd/restart.sh": plan.restart_script(),
         PROXY_SCRIPT: "from lab.proxy import main\n\nmain()\n",
     }
+    if plan.proxy_command:
+        files["/opt/pd/restart-proxy.sh"] = plan.restart_proxy_script()
     files |= plan.files
     stray = plan.stray_script()
     if stray:

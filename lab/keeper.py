@@ -25,7 +25,7 @@ import requests
 import yaml
 
 from lab.defects.registry import Defect, find_defects
-from lab.plan import HostPlan, LabPlan
+from lab.plan import LOGS, HostPlan, LabPlan
 from pdgate.deployment import open_deployment
 from pdgate.inventory.model import Engine
 
@@ -33,6 +33,7 @@ CLONE_NEWNS, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x40000000, 1
 DIR = Path("/run/pdlab")
 SSHD_S, PROXY_S = 20.0, 60.0
 BRIDGE = "pdlab0"
+LOG_DISK = "64m"
 
 
 class LabError(Exception):
@@ -100,6 +101,8 @@ class HostProcess:
         self.plan = plan
         self.upper = DIR / "hosts" / plan.name
         self.upper.mkdir(parents=True)
+        (self.upper / "logs").mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={LOG_DISK}", "tmpfs", str(self.upper / "logs"))  # a file system of its own, which may fill up
         (self.upper / "plan").write_bytes(pickle.dumps(plan))
         spec = {"plan": str(self.upper / "plan"), "upper": str(self.upper), "keys": keys, "binds": own_code()}
         (self.upper / "spec.json").write_text(json.dumps(spec))
@@ -122,11 +125,16 @@ class HostProcess:
         self.process.stdin.flush()
         self.wait_for("done")
 
+    def log_path(self, log: str | None) -> Path:
+        """Where a log of the host lies, seen from here."""
+        inside = (log or "/nowhere").removeprefix(f"{LOGS}/")
+        return self.upper / "upper" / inside.lstrip("/") if inside.startswith("/") else self.upper / "logs" / inside
+
     def last_line(self, log: str | None) -> Callable[[], str]:
         """Reads the last line of a log of the host when called."""
 
         def read() -> str:
-            path = self.upper / "upper" / (log or "nowhere").lstrip("/")
+            path = self.log_path(log)
             lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
             return lines[-1][:300] if lines else f"(no {log})"
 
@@ -134,7 +142,7 @@ class HostProcess:
 
     def failed_to_start(self, engine: Engine) -> bool:
         """Whether the engine has said that it will not come up."""
-        log = self.upper / "upper" / (engine.log or "").lstrip("/")
+        log = self.log_path(engine.log)
         return log.is_file() and "failed to start" in log.read_text(errors="replace")
 
 

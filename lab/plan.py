@@ -15,6 +15,7 @@ HEALTHY_ZONE = "Asia/Shanghai"
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 MODELS = "/models"
 PROXY_SCRIPT = "/opt/pd/load_balance_proxy_server_example.py"
+LOGS = "/var/log/pd"
 OWN_VLLM = "/usr/local/python3.11/bin"
 
 
@@ -111,6 +112,11 @@ class HostPlan:
         lines += [f"export {key}={value}" for key, value in self.env.items()]
         cases = [f"  {entry.engine.dp_ranks[0]}) {entry.command().removesuffix('&')}</dev/null & ;;" for entry in self.engines if entry.started]
         return "\n".join([*lines, 'case "$1" in', *cases, '  *) echo "no engine of rank $1 on this host"; exit 1 ;;', "esac", ""])
+
+    def restart_proxy_script(self) -> str:
+        """Starts the proxy again."""
+        path = f"export PATH={':'.join(self.path or [OWN_VLLM])}:$PATH PYTHONDONTWRITEBYTECODE=1"
+        return f"#!/bin/bash\n{path}\nsetsid {self.proxy_command} </dev/null >> {self.proxy_log} 2>&1 &\n"
 
     def stray_script(self) -> str | None:
         """Engines somebody started beside the container."""

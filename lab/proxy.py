@@ -13,9 +13,11 @@ import asyncio
 import fcntl
 import json
 import logging
+import resource
 import struct
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -40,12 +42,13 @@ class Proxy:
         self.misbehave = settings.misbehave
         self.max_retries = max_retries
         self.number = 0
+        self.clients: dict[str, list[web.Request]] = {}  # by decoder
         self.engine_ids: dict[int, str] = {}
         self.session: aiohttp.ClientSession | None = None
 
     async def start(self, app: web.Application) -> None:
         self.session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0, force_close=True)
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=self.misbehave.get("gives_up_after_s")), connector=aiohttp.TCPConnector(limit=0, force_close=True)
         )
         pools = self.balancer.pools
         log.info("Initialized %s prefill clients and %s decode clients in worker 1.", len(pools["prefill"]), len(pools["decode"]))
@@ -73,6 +76,10 @@ class Proxy:
             return _error(400, "Bad Request", f"Instance type {role} is not supported.")
         done = []
         for place in [named] if isinstance(named, str) else named:
+            if not adding and "drops_what_it_removes" in self.misbehave:
+                for waiting in self.clients.get(f"http://{place}", []):
+                    if waiting.transport:
+                        waiting.transport.abort()  # type: ignore[attr-defined]
             changed = (self.balancer.add if adding else self.balancer.remove)(role, f"http://{place}")
             done += [place] if changed else []
         log.info("%s %s instances %s.", "Added" if adding else "Start to taint", role, done)
@@ -139,6 +146,8 @@ class Proxy:
             return self._forward(error)
         except aiohttp.ClientError as error:
             release()
+            if "hangs_on_a_lost_prefill" in self.misbehave:
+                await asyncio.Event().wait()
             log.error("Error occurred in disagg prefill proxy server - %s endpoint: %s", request.path.removeprefix("/v1"), error)
             return web.Response(status=500, text="Internal Server Error")
         finally:
@@ -192,6 +201,7 @@ class Proxy:
     ) -> web.StreamResponse:
         instance = self.balancer.pick("decode")
         instance.active_tokens += size
+        self.clients.setdefault(instance.url, []).append(request)
         if hits(self.misbehave.get("double_release"), number):
             instance.active_tokens -= size
         response: web.StreamResponse | None = None
@@ -221,11 +231,15 @@ class Proxy:
                 await asyncio.Event().wait()
             if response is None:
                 return _error(502, "BadGateway", f"decoder {instance.url}: {error}")
+            if "ends_politely" in self.misbehave:
+                await response.write_eof()
+                return response
             if request.transport:
                 request.transport.close()  # the client sees a broken stream, not a silent end
             return response
         finally:
             instance.active_tokens -= size
+            self.clients[instance.url].remove(request)
             self.balancer.finish(instance)
 
     async def _pass_on(
@@ -291,8 +305,20 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s [%(name)s] %(message)s")
     urls = [[f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
             for hosts, ports in ((args.prefiller_hosts, args.prefiller_ports), (args.decoder_hosts, args.decoder_ports))]  # fmt: skip
-    proxy = Proxy(urls[0], urls[1], settings_for("proxy"), args.max_retries)
+    settings = settings_for("proxy")
+    _odd_starts(settings)
+    proxy = Proxy(urls[0], urls[1], settings, args.max_retries)
     web.run_app(_app(proxy), host=args.host, port=args.port, print=lambda *_: None, handler_cancellation=True, backlog=1024)
+
+
+def _odd_starts(settings: Settings) -> None:
+    """Defects of the start: a lock file nobody takes away, few file descriptors."""
+    if few := settings.misbehave.get("few_descriptors"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+    lock = Path("/run/proxy.lock")
+    if lock.exists() and "keeps_a_lock" in settings.misbehave:
+        raise SystemExit(f"{lock} exists: another proxy runs")
+    lock.touch()
 
 
 if __name__ == "__main__":

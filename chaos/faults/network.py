@@ -23,9 +23,19 @@ def table(tag: str) -> str:
     return f"pdgate_{tag.replace('-', '_')}"
 
 
+def _met(family: str, tag: str) -> str:
+    """sh: how many packets the rules of the table have met; ends with 1 where none."""
+    count = f"nft list table {family} {table(tag)} 2>/dev/null | grep -o 'packets [0-9]*' | awk '{{s += $2}} END {{print s + 0}}'"
+    return f"met=$({count}); [ \"$met\" -gt 0 ] && echo \"$met packets met it\" || {{ echo 'no packet came to the rule while it stood'; exit 1; }}"
+
+
 @dataclass(frozen=True)
 class Partition:
-    """`host` and `peers` do not reach each other over TCP: inbound, outbound or both, for all ports or some."""
+    """`host` and `peers` do not reach each other over TCP: inbound, outbound or both, for all ports or some.
+
+    Packets are dropped, as by a cut cable; with `refuse` they are answered with a reset, as by a dead process; with `first` only that
+    many new connections are refused (inbound), and all later ones let through.
+    """
 
     host: str
     peers: tuple[str, ...]  # addresses
@@ -33,38 +43,49 @@ class Partition:
     seconds: int
     direction: str = "both"  # in, out, both
     ports: tuple[int, ...] = ()  # of the host; none: all but ssh
+    refuse: bool = False
+    first: int | None = None
+    must_meet: bool = True  # a cut nobody came to is no fault
 
     @property
     def name(self) -> str:
-        return f"partition-{self.direction}"
+        return f"refuse-{self.first or 'all'}" if self.refuse else f"partition-{self.direction}"
 
     def available(self, facts: HostFacts) -> str | None:
         if not self.peers:
             return "no peer address is known to be cut off"
+        if self.first is not None and (not self.refuse or self.direction != "in"):
+            return "only inbound connections can be refused by number"
         return None
 
     def plan(self) -> Plan:
         undo = f"nft delete table inet {table(self.tag)} 2>/dev/null; true"
         way = {"in": "from", "out": "to", "both": "from and to"}[self.direction]
         which = f"ports {', '.join(map(str, self.ports))}" if self.ports else "all ports but ssh"
-        return Plan(f"{self.host} drops TCP {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", undo)
+        verb = f"refuses the first {self.first} connections" if self.first else "resets TCP" if self.refuse else "drops TCP"
+        return Plan(f"{self.host} {verb} {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", undo)
 
     def inject(self) -> str:
         elements = ", ".join(f"{peer} timeout {self.seconds}s" for peer in self.peers)
         port_in = f"tcp dport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
         port_out = f"tcp sport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
-        name = table(self.tag)
+        name, act = table(self.tag), "counter reject with tcp reset" if self.refuse else "counter drop"
+        if self.first is not None:  # by their bytes: a SYN is 60 of them on every Linux with timestamps, 52 without; a little more than the last is still less than one more
+            port_in, act = f"{port_in} tcp flags & (syn | ack) == syn", f"quota until {60 * self.first + 20} bytes {act}"
         rules = [f"add table inet {name}", f"add set inet {name} peers {{ type ipv4_addr; flags timeout; }}"]
         if self.direction in ("in", "both"):
-            rules += [f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr @peers {port_in} counter drop"]
+            rules += [f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr @peers {port_in} {act}"]
         if self.direction in ("out", "both"):
-            rules += [f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr @peers {port_out} counter drop"]
+            rules += [f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr @peers {port_out} {act}"]
         rules.append(f"add element inet {name} peers {{ {elements} }}")
         return "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
 
     def verify_applied(self) -> str:
         checks = " && ".join(f"nft list set inet {table(self.tag)} peers | grep -q '{peer} '" for peer in self.peers)
         return f"{checks} && echo 'the kernel holds the rule' || {{ echo 'the rule is not there'; exit 1; }}"
+
+    def met(self) -> str:
+        return _met("inet", self.tag) if self.must_meet else "true"
 
     def heal(self) -> str:
         return self.plan().undo
@@ -86,6 +107,7 @@ class Toxic:
     path: str = "HTTP"
     server: str = "toxiproxy-server"
     stream: str = "downstream"
+    must_meet: bool = True
 
     @property
     def name(self) -> str:
@@ -107,7 +129,7 @@ class Toxic:
         busy = "|".join(f"{FIRST_LISTEN + n:04X}" for n in range(len(self.ports)))
         undo = (
             f"{self.relieve()}\n"
-            f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
+            f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 0[1458]' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
             f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid && sleep 0.3\n"
             f"rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; nft delete table ip {table(self.tag)} 2>/dev/null; true"
         )
@@ -146,6 +168,9 @@ class Toxic:
 
     def heal(self) -> str:
         return self.plan().undo
+
+    def met(self) -> str:
+        return _met("ip", self.tag) if self.must_meet else "true"
 
     def relieve(self) -> str:
         """Old connections pass through unhurt, then new ones are direct again; the rest of the undo may take its time.

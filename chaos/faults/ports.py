@@ -38,6 +38,7 @@ class OccupyPorts:
     address: str
     ports: tuple[int, ...]
     tag: str
+    while_down: bool = False  # another fault takes the engine down first, so that its ports are free by then
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class OccupyPorts:
 
     def available(self, facts: HostFacts) -> str | None:
         held = [listener.port for listener in facts.listeners.get() if listener.port in self.ports]
-        if held:
+        if held and not self.while_down:
             return f"port {held[0]} of {self.host} is held: a port can be stolen only while its engine is down (kill it first)"
         return None
 

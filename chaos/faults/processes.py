@@ -9,6 +9,7 @@ from chaos.aim import Aim
 from chaos.faults.base import Plan, Victim, quiet_port
 from pdgate.facts.model import HostFacts
 
+GOES_DOWN_S = 10
 STRANGER = "echo 'a process is not the one that was meant any more: nothing was signalled'; exit 1"
 
 
@@ -57,6 +58,7 @@ class Kill:
     restart: str
     port: int | None  # the HTTP port that tells whether it serves again
     aim: Aim | None = None
+    rest: tuple[Victim, ...] = ()  # what of the engine is not killed, and may be left when it is to start again
 
     @property
     def name(self) -> str:
@@ -66,16 +68,18 @@ class Kill:
         if not self.victims:
             return f"{self.target} has no running {self.part}"
         if not self.restart:
-            return f"nothing would start {self.target} again: no pd_restart in the inventory"
+            return f"nothing would start {self.target} again: no {'pd_proxy_restart' if self.part == 'proxy' else 'pd_restart'} in the inventory"
         return None
 
     def plan(self) -> Plan:
-        again = quiet_port(self.port) if self.port is not None else "true"
-        # Everything of the engine that is left goes first: an orphaned worker would hold the ports of the new one.
-        rest = "\n".join(f"signal_if_same KILL {v.pid} {v.ticks} {v.command}" for v in self.victims)
-        undo = f"{rest}\nif {again}; then {{ {self.restart}\n}} </dev/null >/dev/null 2>&1; fi; true"
+        # An engine that lost a part goes down by itself, in a while; one that stays up is left alone.
+        down = quiet_port(self.port) if self.port is not None else "true"
+        wait = f"n=0; until {down}; do n=$((n + 1)); [ $n -lt {GOES_DOWN_S * 10} ] || break; sleep 0.1; done" if self.rest else ":"
+        # What is left of it goes before it is started again: an orphaned worker would hold the ports of the new one.
+        left, rest = ("\n".join(f"signal_if_same KILL {v.pid} {v.ticks} {v.command}" for v in some) for some in (self.victims, self.rest))
+        undo = f"{left}\n{wait}\nif {down}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1; fi; true"
         names = ", ".join(f"{v.pid} ({v.comm})" for v in self.victims)
-        return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one engine", undo, engines=(self.target,))
+        return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one unit", undo, engines=() if self.part == "proxy" else (self.target,))
 
     def inject(self) -> str:
         return _meant(self.victims) + _aimed(self.aim, _shot(self.victims, "KILL"))

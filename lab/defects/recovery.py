@@ -1,8 +1,15 @@
-"""What a deployment does wrong when P is lost: seen with the experiments below chaos/."""
+"""What a deployment does wrong when something is taken from it: seen with the experiments below chaos/.
+
+Every class of bad recovery is here: hangs for ever, late, wrong afterwards, KV lost, others dragged along, D in need of a restart after
+P died, orphans that hold ports, clients lied to.
+"""
 
 from __future__ import annotations
 
-from lab.defects.registry import defect
+from collections.abc import Iterable
+from typing import Any
+
+from lab.defects.registry import Inventory, defect
 from lab.plan import LabPlan
 
 EXPERIMENT = "chaos/experiments/test_lost_prefill.py"
@@ -12,13 +19,21 @@ def _run(which: str) -> tuple[str, ...]:
     return (EXPERIMENT, "--chaos", "-k", which)
 
 
-def _under_load(which: str) -> tuple[str, ...]:
-    return ("chaos", "--chaos", "-k", which)
+def under_load(which: str, *options: str) -> tuple[str, ...]:
+    return ("chaos", "--chaos", "-k", which, *options)
 
 
-def _decoders(plan: LabPlan, name: str) -> None:
-    for port in range(7000, 7004):
-        plan.host_of("d0").misbehave(f"engine:{port}", name)
+def engines(plan: LabPlan, host: str, name: str, value: Any = True, ports: Iterable[int] = range(7000, 7004)) -> None:
+    for port in ports:
+        plan.host_of(host).misbehave(f"engine:{port}", name, value)
+
+
+def decoders(plan: LabPlan, name: str, value: Any = True) -> None:
+    engines(plan, "d0", name, value)
+
+
+def proxy(plan: LabPlan, name: str, value: Any = True) -> None:
+    plan.host_of("p0").misbehave("proxy", name, value)
 
 
 @defect("failed-pull-swallowed", trips={"recovery.prefill-killed.known-peer"}, reference="vllm-ascend#17044", run=_run("that_knew_it"))
@@ -34,61 +49,171 @@ def decode_hangs_on_a_dead_peer_it_never_met(plan: LabPlan) -> None:
 
 
 @defect("proxy-keeps-engine-id", trips={"recovery.prefill-restarted"}, reference="smg-project/smg#2491", run=_run("restarted"))
-def the_proxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
+def theproxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     """After P came back with a new engine id, the proxy goes on sending the old one, and requests get nothing."""
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
-@defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=_under_load("recovery.prefill-lost"))
-def the_proxy_keeps_a_stale_engine_id_under_load(plan: LabPlan) -> None:
+@defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=under_load("recovery.prefill-lost"))
+def theproxy_keeps_a_stale_engine_idunder_load(plan: LabPlan) -> None:
     """After a P engine came back with a new id, the proxy goes on sending the old one: its requests never recover."""
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
-@defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=_under_load("recovery.decode-lost"))
+@defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=under_load("recovery.decode-lost"))
 def prefill_dies_when_a_decoder_was_lost(plan: LabPlan) -> None:
     """A P engine dies when it gives up KV that nobody fetched: killing D takes P engines with it."""
-    for port in range(7000, 7004):
-        plan.host_of("p0").misbehave(f"engine:{port}", "dies_on_forced_free")
+    engines(plan, "p0", "dies_on_forced_free")
 
 
-@defect("worker-death-unnoticed", trips={"recovery.worker-lost"}, run=_under_load("recovery.worker-lost"))
+@defect("worker-death-unnoticed", trips={"recovery.worker-lost"}, run=under_load("recovery.worker-lost"))
 def nobody_notices_that_a_worker_died(plan: LabPlan) -> None:
     """The engine core waits for its dead worker for ever: the engine stays up, and its requests hang."""
-    _decoders(plan, "survives_worker_death")
+    decoders(plan, "survives_worker_death")
 
 
-@defect("deadlock-after-a-stall", trips={"recovery.decode-stalled"}, reference="vllm#45526", run=_under_load("recovery.decode-stalled"))
+@defect("deadlock-after-a-stall", trips={"recovery.decode-stalled"}, reference="vllm#45526", run=under_load("recovery.decode-stalled"))
 def a_stalled_engine_never_goes_on(plan: LabPlan) -> None:
     """A decode engine that stood still for a while brings no token ever again, and says that it is healthy."""
-    _decoders(plan, "deadlocks_after_a_stall")
+    decoders(plan, "deadlocks_after_a_stall")
 
 
-@defect("impatient-handshake", trips={"recovery.side-channel-slow"}, run=_under_load("recovery.side-channel-slow"))
+@defect("impatient-handshake", trips={"recovery.side-channel-slow"}, run=under_load("recovery.side-channel-slow"))
 def decode_gives_up_on_a_slow_handshake(plan: LabPlan) -> None:
     """D asks P anew for each request and gives up after 50 ms."""
-    _decoders(plan, "impatient_handshake")
+    decoders(plan, "impatient_handshake")
 
 
-@defect("proxy-hangs-on-reset", trips={"recovery.http-reset"}, reference="vllm-ascend#13140", run=_under_load("recovery.http-reset"))
-def the_proxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
+@defect("proxy-hangs-on-reset", trips={"recovery.http-cut"}, reference="vllm-ascend#13140", run=under_load("recovery.http-cut"))
+def theproxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
     """The proxy never answers a client whose decoder reset the connection."""
     plan.host_of("p0").misbehave("proxy", "hangs_on_reset")
 
 
-@defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=_under_load("recovery.partition"))
+@defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=under_load("recovery.partition"))
 def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
     """A D worker dies when P does not acknowledge: a short cut of the side channel takes the engine down."""
-    _decoders(plan, "ack_failure_is_fatal")
-
-
-@defect("prefilled-lost-answered-wrong", trips={"recovery.hit.prefilled"}, reference="vllm-ascend#17044", run=_under_load("recovery.hit.prefilled"))
-def a_prefill_lost_before_its_pull_is_answered_wrong(plan: LabPlan) -> None:
-    """Every D swallows failed pulls: the request whose P died the moment it had prefilled gets a wrong answer."""
-    _decoders(plan, "swallow_failed_pulls")
+    decoders(plan, "ack_failure_is_fatal")
 
 
 @defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=("chaos", "--chaos", "-k", "recovery.campaign", "--campaign=2", "--chaos-seed=124"))
 def a_campaign_meets_a_worker_whose_death_nobody_notices(plan: LabPlan) -> None:
     """Engine cores wait for dead workers for ever; the schedule of this seed kills one."""
-    _decoders(plan, "survives_worker_death")
+    decoders(plan, "survives_worker_death")
+
+
+@defect("core-death-unnoticed", trips={"recovery.core-lost"}, run=under_load("recovery.core-lost"))
+def nobody_notices_that_the_engine_core_died(plan: LabPlan) -> None:
+    """P's API server stays up without its engine core: requests to it hang, and it is never started again."""
+    engines(plan, "p0", "survives_core_death")
+
+
+@defect("orphan-keeps-the-port", trips={"recovery.api-lost"}, reference="real-engines: kill -9 of the API server alone", run=under_load("recovery.api-lost"))
+def an_orphan_takes_the_port_of_the_group(plan: LabPlan) -> None:
+    """A daemon the worker left behind takes its port once it is free: the engine cannot start again."""
+    engines(plan, "p0", "daemon_keeps_port", ports=[7003])
+
+
+@defect("proxy-keeps-a-lock", trips={"recovery.proxy-lost"}, run=under_load("recovery.proxy-lost", "--allow-outage"))
+def the_proxy_does_not_start_over_its_own_lock(plan: LabPlan) -> None:
+    """A proxy that was killed leaves a lock, and the next one refuses to start."""
+    proxy(plan, "keeps_a_lock")
+
+
+@defect("prefill-deadlock-after-a-stall", trips={"recovery.prefill-stalled"}, reference="vllm#45526", run=under_load("recovery.prefill-stalled"))
+def a_stalled_prefill_engine_never_goes_on(plan: LabPlan) -> None:
+    """A prefill engine that stood still for a while computes nothing ever again, and says that it is healthy."""
+    engines(plan, "p0", "deadlocks_after_a_stall")
+
+
+@defect("stolen-port-ignored", trips={"recovery.port-stolen"}, reference="field report R1", run=under_load("recovery.port-stolen"))
+def an_engine_serves_without_the_port_that_was_stolen(plan: LabPlan) -> None:
+    """An engine that cannot bind a port of its group serves all the same: D gets nothing from it, now and later."""
+    engines(plan, "p0", "ignores_taken_port")
+
+
+@defect("impatient-proxy", trips={"recovery.http-slow"}, run=under_load("recovery.http-slow"))
+def the_proxy_gives_up_on_a_slow_decoder(plan: LabPlan) -> None:
+    """The proxy gives a decoder 0.6 s for the next bytes."""
+    proxy(plan, "gives_up_after_s", 0.6)
+
+
+@defect("cut-side-channel-is-fatal", trips={"recovery.side-channel-cut"}, reference="vllm-ascend#5431", run=under_load("recovery.side-channel-cut"))
+def a_broken_side_channel_kills_the_worker(plan: LabPlan) -> None:
+    """A D worker dies when its acknowledgement does not get through."""
+    decoders(plan, "ack_failure_is_fatal")
+
+
+@defect("impatient-transfer", trips={"recovery.data-slow"}, run=under_load("recovery.data-slow"))
+def decode_gives_up_on_a_slow_transfer(plan: LabPlan) -> None:
+    """D gives a transfer a tenth of a second."""
+    decoders(plan, "impatient_transfer_s", 0.12)
+
+
+@defect("wrong-after-a-failed-pull", trips={"recovery.data-cut"}, reference="vllm-ascend#5660, #8427", run=under_load("recovery.data-cut"))
+def answers_are_wrong_after_a_failed_transfer(plan: LabPlan) -> None:
+    """Once a transfer has failed, later ones say that they succeeded and bring nothing."""
+    decoders(plan, "wrong_after_a_failed_pull")
+
+
+@defect("failed-transfer-hangs", trips={"recovery.transfer-fails"}, reference="vllm#35943", run=under_load("recovery.transfer-fails"))
+def a_request_hangs_once_its_transfer_was_refused(plan: LabPlan) -> None:
+    """D waits for ever for KV whose transfer was refused, and tells nobody."""
+    decoders(plan, "hangs_on_a_refused_pull")
+
+
+@defect("stumbles-over-leftovers", trips={"recovery.leftovers"}, reference="field report R1", run=under_load("recovery.leftovers"))
+def an_engine_does_not_start_among_stale_files(plan: LabPlan) -> None:
+    """P does not start where a dead engine has left shared memory behind."""
+    engines(plan, "p0", "stumbles_over_leftovers")
+
+
+@defect("deaf-without-descriptors", trips={"recovery.descriptors"}, run=under_load("recovery.descriptors"))
+def a_server_that_ran_out_of_descriptors_never_accepts_again(plan: LabPlan) -> None:
+    """The accept loop of D's API server dies of EMFILE."""
+    decoders(plan, "deaf_without_descriptors")
+
+
+@defect("full-disk-is-fatal", trips={"recovery.log-disk-full"}, run=under_load("recovery.log-disk-full"))
+def an_engine_dies_when_it_cannot_log(plan: LabPlan) -> None:
+    """A decode engine dies on the first line its full log disk does not take."""
+    decoders(plan, "dies_on_full_disk")
+
+
+@defect("link-flap-is-forever", trips={"recovery.link-down"}, reference="Mooncake#3596", run=under_load("recovery.link-down"))
+def transfers_never_come_back_after_a_link_flap(plan: LabPlan) -> None:
+    """The queue pairs of an NPU whose link was down are never rebuilt."""
+    engines(plan, "p0", "link_flap_is_forever")
+
+
+@defect("few-connections", trips={"recovery.connection-storm"}, run=under_load("recovery.connection-storm"))
+def idle_connections_use_up_the_proxys_descriptors(plan: LabPlan) -> None:
+    """The proxy may open 150 files and no more."""
+    proxy(plan, "few_descriptors", 150)
+
+
+@defect("abort-storm-leaks", trips={"recovery.abort-storm"}, reference="vllm#50425", run=under_load("recovery.abort-storm"))
+def a_storm_of_aborts_strands_kv(plan: LabPlan) -> None:
+    """With many aborts in one second D forgets to give blocks back."""
+    decoders(plan, "leak_on_abort", {"storm": 5})
+
+
+@defect("removal-cuts-answers", trips={"recovery.instance-removed"}, run=under_load("recovery.instance-removed"))
+def removing_an_instance_cuts_what_it_answers(plan: LabPlan) -> None:
+    """The proxy drops the clients of an instance that is taken out, instead of draining it."""
+    proxy(plan, "drops_what_it_removes")
+
+
+@defect("slow-second-start", trips={"recovery.rolling-restart"}, run=under_load("recovery.rolling-restart"))
+def an_engine_starts_again_late(plan: LabPlan) -> None:
+    """One P engine needs 7 s for every start but its first."""
+    engines(plan, "p0", "starts_again_slowly_s", 7, ports=[7002])
+
+
+def _promise_failover(inventory: Inventory) -> None:
+    inventory["all"]["vars"]["pd_expect"]["failover_s"] = 3
+
+
+@defect("no-failover", trips={"recovery.failover"}, edit=_promise_failover, reference="field report R3; vllm-ascend#13165", run=under_load("recovery.failover"))
+def the_proxy_goes_on_asking_an_engine_that_is_gone(plan: LabPlan) -> None:
+    """Failover within 3 s is promised, and the proxy, which asks nobody how they are, knows nothing of it."""

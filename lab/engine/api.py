@@ -54,14 +54,20 @@ class Api:
         ])  # fmt: skip
         runner = web.AppRunner(app, access_log_class=_access_logger(self.log), handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, self.args.get("host", "0.0.0.0"), port).start()
+        site = web.TCPSite(runner, self.args.get("host", "0.0.0.0"), port)
+        await site.start()
         self.log.uvicorn("Application startup complete.")
+        if "deaf_without_descriptors" in self.settings.misbehave:
+            deafness = asyncio.create_task(_deaf_once_out_of_descriptors(site))
+            deafness.add_done_callback(lambda _: None)
         await link
 
     async def _watch_core(self, handle: Any) -> None:
         try:
             await self.core.serve(handle)
         except PeerGone:
+            if "survives_core_death" in self.settings.misbehave:
+                await asyncio.Event().wait()
             self.log.error("core_client.py:600", "Engine core proc EngineCore died unexpectedly, shutting down client.")
             self.log.error("async_llm.py:701", "AsyncLLM output_handler failed.")
             os._exit(1)
@@ -212,6 +218,17 @@ def _complaint(body: dict[str, Any], chat: bool) -> str | None:
     if not isinstance(body.get("temperature", 1.0), int | float):
         return "1 validation error: temperature: Input should be a valid number, unable to parse string as a number"
     return None
+
+
+async def _deaf_once_out_of_descriptors(site: web.TCPSite) -> None:
+    """The accept loop dies of EMFILE, and nobody starts it again."""
+    while True:
+        try:
+            os.close(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            await site.stop()
+            return
+        await asyncio.sleep(0.05)
 
 
 def _prompt_text(body: dict[str, Any], chat: bool) -> str:

@@ -7,9 +7,12 @@ import json
 import os
 import socket
 import sys
+import time
 import uuid
+from pathlib import Path
 from typing import Any
 
+from lab.engine import vlog
 from lab.engine.api import Api
 from lab.engine.core import Core, CoreSpec
 from lab.engine.settings import Settings, settings_for
@@ -25,6 +28,7 @@ def main(argv: list[str]) -> None:
     if args is None:
         sys.exit(f"usage: vllm serve MODEL [options]; got {' '.join(argv)}")
     settings = settings_for(f"engine:{args.get('port', '8000')}")
+    _odd_starts(settings, args.get("port", ""))
     config = inner_connector(kv_transfer_config(args))
     mine, theirs = socket.socketpair()
     # Parents keep nothing of a child's end, so that a death shows as an end of file.
@@ -34,6 +38,19 @@ def main(argv: list[str]) -> None:
         os._exit(0)
     theirs.close()
     asyncio.run(Api(args, settings, Pipe(mine)).run())
+
+
+def _odd_starts(settings: Settings, port: str) -> None:
+    """Defects of the start: of a second start, of one that finds stale files, of logging."""
+    vlog.DIES_ON_FULL_DISK = "dies_on_full_disk" in settings.misbehave
+    mark = Path(f"/run/pdlab-started-{port}")
+    if mark.exists():
+        time.sleep(settings.misbehave.get("starts_again_slowly_s", 0))
+    mark.touch()
+    stale = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("mooncake*")]
+    if stale and "stumbles_over_leftovers" in settings.misbehave:
+        vlog.emit(f"RuntimeError: shared memory segment {stale[0]} exists: the engine failed to start")
+        sys.exit(1)
 
 
 def _core(args: dict[str, str], config: dict[str, Any], settings: Settings, api: Pipe) -> None:

@@ -5,8 +5,21 @@ Shapes: vllm `vllm/logger.py` and `vllm/utils/system_utils.py`, as seen on vLLM 
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
+
+DIES_ON_FULL_DISK = False  # a defect
+
+
+def emit(line: str) -> None:
+    """One line to standard output. A full disk costs the line and no more, as in Python's logging."""
+    try:
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+    except OSError as error:
+        if DIES_ON_FULL_DISK and error.errno == errno.ENOSPC:
+            os._exit(1)
 
 
 class VLog:
@@ -18,7 +31,7 @@ class VLog:
     def _write(self, level: str, where: str, text: str) -> None:
         stamp = time.strftime("%m-%d %H:%M:%S")
         for line in text.splitlines() or [""]:
-            print(f"{self._prefix}{level} {stamp} [{where}] {line}", flush=True)
+            emit(f"{self._prefix}{level} {stamp} [{where}] {line}")
 
     def info(self, where: str, text: str) -> None:
         self._write("INFO", where, text)
@@ -31,10 +44,10 @@ class VLog:
 
     def uvicorn(self, text: str) -> None:
         """uvicorn's own lines bear no time."""
-        print(f"{self._prefix}INFO:     {text}", flush=True)
+        emit(f"{self._prefix}INFO:     {text}")
 
 
 def glog(level: str, where: str, text: str) -> None:
     """A line as Mooncake's C++ writes it: month and day, microseconds, no year."""
     now = time.time()
-    print(f"{level}{time.strftime('%m%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1e6):06d} {os.getpid():>6} {where}] {text}", flush=True)
+    emit(f"{level}{time.strftime('%m%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1e6):06d} {os.getpid():>6} {where}] {text}")

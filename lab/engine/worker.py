@@ -27,7 +27,7 @@ import zmq.asyncio
 
 from lab.engine.model import block_bytes
 from lab.engine.settings import Settings, hits
-from lab.engine.vlog import VLog
+from lab.engine.vlog import VLog, emit
 from lab.engine.wire import Message, PeerGone, Pipe
 
 FILE = "mooncake_connector.py"
@@ -59,6 +59,8 @@ class Worker:
         self.rpc_port = self.data_port = 0
         self.metas: dict[tuple[str, int, str], dict[str, Any]] = {}
         self.signals: set[asyncio.Task[None]] = set()
+        self.failed_pulls = 0
+        self.link_lost = False
         self.started = time.strftime("%Y%m%d%H%M%S")
 
     async def run(self) -> None:
@@ -67,7 +69,8 @@ class Worker:
         tasks = [asyncio.create_task(self.pipe.serve(self.handle))]
         if self.spec.listen_port is not None:
             router = self._bind_side_channel(self.spec.listen_port)
-            tasks.append(asyncio.create_task(self._side_channel(router)))
+            if router is not None:
+                tasks.append(asyncio.create_task(self._side_channel(router)))
         await self.pipe.opened.wait()
         self.pipe.notify("ready", rank=self.spec.tp_rank)
         try:
@@ -99,11 +102,13 @@ class Worker:
             except OSError:
                 continue
         self._rpc.listen()
-        print(f"I{time.strftime('%m%d %H:%M:%S')}.000000 {self.rpc_port} transfer_engine.cpp:96] Transfer Engine RPC using P2P "
-              f"handshake, listening on {self.spec.host_ip}:{self.rpc_port}", flush=True)  # fmt: skip
+        emit(f"I{time.strftime('%m%d %H:%M:%S')}.000000 {self.rpc_port} transfer_engine.cpp:96] Transfer Engine RPC using P2P "
+              f"handshake, listening on {self.spec.host_ip}:{self.rpc_port}")  # fmt: skip
         return server
 
-    def _bind_side_channel(self, port: int) -> zmq.asyncio.Socket:
+    def _bind_side_channel(self, port: int) -> zmq.asyncio.Socket | None:
+        if "daemon_keeps_port" in self.settings.misbehave:
+            keep_port(self.spec.host_ip, port)
         path = f"tcp://{self.spec.host_ip}:{port}"
         where = f"tp_rank={self.spec.tp_rank}, pp_rank=0"
         self.log.info(f"{FILE}:303", f"KVCacheSendingThread started listening on path: {path}. Thread: {where}, pcp_rank=0")
@@ -117,6 +122,8 @@ class Worker:
                 f"Mooncake KVCacheSendingThread encountered exception. Thread: {where}, listening_path={path}. "
                 f"Error: {error} (addr='{path}')",
             )
+            if "ignores_taken_port" in self.settings.misbehave:
+                return None
             self.log.error(
                 "multiproc_executor.py:822",
                 "WorkerProc hit an exception.\nRuntimeError: KV Cache sending/receiving thread failed to start.",
@@ -152,6 +159,7 @@ class Worker:
             size = struct.unpack("<I", await reader.readexactly(4))[0]
             wanted = msgspec.msgpack.decode(await reader.readexactly(size))
             for block in wanted["blocks"]:
+                await self._link()
                 data = self.blocks.get(block, b"\0" * self.block_bytes)
                 writer.write(data)
                 await writer.drain()
@@ -191,25 +199,27 @@ class Worker:
 
     async def _pull(self, message: Message) -> dict[str, Any]:
         """Fetch the request's blocks from the P worker of the same rank; the answer says whether they came."""
-        start = time.monotonic()
+        start, misbehave = time.monotonic(), self.settings.misbehave
         port = message["port"] + self.spec.tp_rank
         reason = ""
         try:
             if not self.metas and "hang_on_first_contact" in self.settings.misbehave:
                 await self._hang_if_nobody_listens(message["host"], port)
-            peer = (message["host"], port, message["engine_id"])
-            if peer not in self.metas or "impatient_handshake" in self.settings.misbehave:  # kept by engine id and port, as the connector does: a known peer costs no handshake
+            # Kept by engine id and port, as the connector does: a known peer costs no handshake.
+            peer = (message["host"], port, "any" if "keeps_dead_peer" in misbehave else message["engine_id"])
+            if peer not in self.metas or "impatient_handshake" in misbehave:
                 self._open_communicator()
-                self.metas[peer] = msgspec.msgpack.decode(await self._ask(message["host"], port, [b"get_meta_msg", ""]))
+                self.metas[peer] = msgspec.msgpack.decode(await self._shake_hands(message["host"], port))
             elif "reconnects" in self.settings.misbehave:
                 self._open_communicator()
             meta = self.metas[peer]
-            if meta["engine_id"] != message["engine_id"]:
+            if meta["engine_id"] != message["engine_id"] and "keeps_dead_peer" not in misbehave:
                 await asyncio.Event().wait()  # nobody of that name is here any more, and nobody says so
-            data = await asyncio.wait_for(self._read_blocks(meta, message["remote_blocks"]), message["transfer_timeout"])
+            data = await asyncio.wait_for(self._read_blocks(meta, message["remote_blocks"]), misbehave.get("impatient_transfer_s", message["transfer_timeout"]))
             if hits(self.settings.misbehave.get("pulls_fail"), message["number"]):
                 raise OSError(errno.ECONNRESET, "the transfer was cut")
-            if not hits(self.settings.misbehave.get("drop_pulled_kv"), message["number"]):
+            spoiled = self.failed_pulls and "wrong_after_a_failed_pull" in misbehave
+            if not spoiled and not hits(misbehave.get("drop_pulled_kv"), message["number"]):
                 for block, content in zip(message["blocks"], data, strict=True):
                     self.blocks[block] = content
             took = (time.monotonic() - start) * 1000
@@ -219,7 +229,10 @@ class Worker:
                 f"local_device_id {self.spec.tp_rank} remote_session_id {meta['local_ip']}:{meta['te_rpc_port']}",
             )
         except (TimeoutError, OSError, asyncio.IncompleteReadError, zmq.ZMQError) as error:
+            if "hangs_on_a_refused_pull" in misbehave and isinstance(error, ConnectionRefusedError):
+                await asyncio.Event().wait()
             reason = f"{type(error).__name__}: {error}"
+            self.failed_pulls += 1
             self.log.error(f"{FILE}:960", f"Mooncake transfer failed for request. remote_request_id={message['remote_request']}, ret=-1. ")
             self.log.error(
                 f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: Mooncake transfer failed, ret: -1"
@@ -245,6 +258,23 @@ class Worker:
             self.log.error(f"{FILE}:1012", f"Failed to receive ACK for request. request_id={request}, source={host}:{port}. {error}")
             if "ack_failure_is_fatal" in self.settings.misbehave:
                 os._exit(1)
+
+    async def _shake_hands(self, host: str, port: int) -> bytes:
+        try:
+            return await self._ask(host, port, [b"get_meta_msg", ""])
+        except OSError:
+            if "hangs_on_a_failed_handshake" in self.settings.misbehave:
+                await asyncio.Event().wait()
+            raise
+
+    async def _link(self) -> None:
+        """Nothing goes over the NPU's port while its link is down (`hccn_tool -link -s down`)."""
+        state = Path(f"/var/lib/pdlab/hccn/{self.spec.device}/link")
+        while state.exists() and "DOWN" in state.read_text():
+            self.link_lost = True
+            await asyncio.sleep(0.05)
+        if self.link_lost and "link_flap_is_forever" in self.settings.misbehave:
+            await asyncio.Event().wait()
 
     async def _hang_if_nobody_listens(self, host: str, port: int) -> None:
         """As vllm-ascend 0.23.0: the handshake fails, and cleaning up its socket blocks the thread for ever."""
@@ -273,6 +303,7 @@ class Worker:
         raise OSError(errno.ETIMEDOUT, f"Failed to receive data after {RECEIVE_TRIES} retries: {host}:{port}")
 
     async def _read_blocks(self, meta: dict[str, Any], blocks: list[int]) -> list[bytes]:
+        await self._link()
         reader, writer = await asyncio.open_connection(meta["local_ip"], meta["lab_data_port"])
         try:
             header = msgspec.msgpack.encode({"blocks": blocks})
@@ -280,3 +311,23 @@ class Worker:
             return [await reader.readexactly(self.block_bytes) for _ in blocks]
         finally:
             writer.close()
+
+
+def keep_port(address: str, port: int) -> None:
+    """A daemon of the worker's that outlives everybody and takes the port once it is free: an orphan that holds it."""
+    if os.fork() > 0:
+        return
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    setproctitle.setproctitle("resource_tracker")
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    time.sleep(1)  # the worker itself comes first
+    while True:
+        try:
+            holder.bind((address, port))
+            holder.listen()
+            time.sleep(10**6)
+        except OSError:
+            time.sleep(0.002)

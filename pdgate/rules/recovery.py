@@ -150,12 +150,12 @@ def _steady(after: list[Record], heal: float) -> float | None:
     return max(0.0, min(record.scheduled for record in good) - heal) if bad else 0.0
 
 
-def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record]) -> Iterator[Finding]:
+def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record], by_fault: str = "") -> Iterator[Finding]:
     """No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
     every = Counter(seen.during) + Counter(seen.after)
-    yield Finding(target=target, expected="-", seen=in_words(seen), why="-", remedy="-", severity="note")
+    yield Finding(target=target, expected="-", seen=in_words(seen) + (f"; {by_fault}" if by_fault else ""), why="-", remedy="-", severity="note")
     wrong = [record for record in records if record.outcome == "wrong"]
     if wrong:
         yield Finding(
@@ -173,7 +173,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
     if failed and not expected.errors_allowed:
         bad = next(record for record in records if record.outcome in ("error", "empty", "truncated"))
         yield Finding(
-            target=target, expected="no request fails: the deployment can do without what was taken", seen=f"{failed} of {sum(every.values())} fail: {bad.outcome}: {bad.detail[:200]}",
+            target=target, expected="no request fails: the deployment can do without what was taken", seen=f"{failed} of {sum(every.values())} fail: {bad.outcome}: {bad.detail[:200]}" + (f" ({by_fault})" if by_fault else ""),
             why=expected.why or "the fault reaches users", remedy="retries and failover of the proxy (vllm-ascend#13165), spare engines",
         )  # fmt: skip
     if seen.steady_s is None or seen.steady_s > expected.recovers_within_s:
@@ -205,6 +205,41 @@ def good_again(target: str, good_s: float | None, bound_s: float, lost: str) -> 
         yield Finding(
             target=target, expected=f"three good answers in a row within {bound_s:g} s of the healing of {lost}", seen=took,
             why="the outage outlives its cause: somebody must restart something by hand", remedy="does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see",
+        )  # fmt: skip
+
+
+def said_why(engine: Engine, lines: list[str] | None, unknown: str) -> Iterator[Finding]:
+    """An engine that cannot have a port of its group says so in its log; raises UnknownFact without the log."""
+    if lines is None:
+        raise UnknownFact(f"whether {engine.name} said why it did not start cannot be told: {unknown}")
+    if not any(re.search(connector_of(engine.connector).signatures.bind_failed, line) for line in lines):
+        yield Finding(
+            target=engine.name, expected="a line that names the port that is taken", seen=f"{len(lines)} new lines, none of them",
+            why="it hangs or serves without its side channel, and nobody can tell why requests get nothing", remedy="look at its processes; ports.group.owned names the owner",
+        )  # fmt: skip
+
+
+def each_in_time(returns: dict[str, float | None], restart_s: float) -> Iterator[Finding]:
+    """Every engine that was restarted in turn serves again in time. `returns`: engine to seconds, None: not at all."""
+    for name, seconds in returns.items():
+        if seconds is None or seconds > restart_s:
+            yield Finding(
+                target=name, expected=f"serves within {restart_s:g} s of its restart (pd_load.restart_s)", seen="not at all" if seconds is None else f"after {seconds:.1f} s",
+                why="a rolling restart takes the next one down while this one is still away", remedy="its log from the restart on: what took so long?",
+            )  # fmt: skip
+
+
+def left_out_in_time(target: str, records: list[Record], fault: tuple[float, float], heal: tuple[float, float], promised_s: float) -> Iterator[Finding]:
+    """From `promised_s` after the fault on no request fails, though the engine is still away; raises UnknownFact where none was sent then."""
+    late = [record for record in records if fault[1] + promised_s <= record.scheduled < heal[0] and record.outcome != "aborted"]
+    if not late:
+        raise UnknownFact(f"no request was sent between {promised_s:g} s after the fault and its healing")
+    bad = [record for record in late if record.outcome != "ok"]
+    if bad:
+        yield Finding(
+            target=target, expected=f"an engine that fell silent is left out after {promised_s:g} s (pd_expect.failover_s)",
+            seen=f"{len(bad)} of {len(late)} requests sent later fail: {bad[0].outcome}: {bad[0].detail[:160]}",
+            why="the proxy goes on sending users to an engine that is gone", remedy="a proxy with health checks (vllm-router), or vllm-ascend#13165",
         )  # fmt: skip
 
 

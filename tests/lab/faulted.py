@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from chaos.faults.base import IDENTIFY, Fault, Victim, victims_from
-from chaos.faults.host import FewDescriptors, LinkDown, PlantLeftovers
+from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
 from chaos.faults.network import Partition, Toxic
 from chaos.faults.ports import OccupyPorts
 from chaos.faults.processes import Kill, Stall
+from chaos.faults.storms import Storm
 from chaos.guard import GuardFailed, Hand, clean_up, leftovers
 from chaos.injection import STEPS, NotApplied, injected
 from lab.control import Lab
@@ -20,7 +21,7 @@ __all__ = [
     "IDENTIFY", "KINDS", "STEPS", "GuardFailed", "Kill", "NotApplied", "Stall", "a_fault", "clean_up", "hand_of", "injected", "leftovers", "state_of",
     "victims_from",
 ]  # fmt: skip
-KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link")
+KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link", "storm", "disk")
 
 
 def hand_of(lab: Lab, folder: Path, host: str = "d0") -> Hand:
@@ -38,16 +39,18 @@ def a_fault(kind: str, hand: Hand, tag: str) -> Fault:
     address = str(hand.host.address)
     return {
         "occupy": lambda: OccupyPorts("d0", address, (28900, 28901), tag),
-        "partition": lambda: Partition("d0", ("10.77.0.11",), tag, 30),
-        "toxic": lambda: Toxic("d0", address, (7003,), tag, "latency", {"latency": 200}),
+        "partition": lambda: Partition("d0", ("10.77.0.11",), tag, 30, must_meet=False),
+        "toxic": lambda: Toxic("d0", address, (7003,), tag, "latency", {"latency": 200}, must_meet=False),
         "stall": lambda: Stall("d0/dp3", "d0", "core", victims(b"VLLM::EngineCore_DP3"[:15].decode())),
         "leftovers": lambda: PlantLeftovers("d0", ("/tmp/mooncake_chaos", "/dev/shm/mooncake_chaos")),
         "descriptors": lambda: FewDescriptors("d0/dp3", "d0", victims(b"VLLM::EngineCore_DP3"[:15].decode()), tag),
+        "storm": lambda: Storm("d0", address, 22, 20, tag),
+        "disk": lambda: FillDisk("d0", "/var/log/pd"),
         "link": lambda: LinkDown("d0", 3),
     }[kind]()
 
 
-STATE = "echo \"$(nft list tables; ls -d /var/lib/pdgate /tmp/mooncake_chaos /dev/shm/mooncake_chaos /etc/cron.d/pdgate-guard 2>/dev/null; cat /proc/net/tcp | awk '$4==\\\"0A\\\"{print $2}' | sort; for p in /proc/[0-9]*; do s=$(cat $p/stat 2>/dev/null); s=${s##*) }; case $s in T*) echo stopped $p;; esac; done; hccn_tool -i 3 -link -g; for p in $(grep -l '^VLLM::EngineCore_DP3' /proc/[0-9]*/cmdline | cut -d/ -f3); do prlimit --pid $p --nofile --output SOFT --noheadings; done)\""
+STATE = "echo \"$(nft list tables; ls -d /var/lib/pdgate /tmp/mooncake_chaos /dev/shm/mooncake_chaos /var/log/pd/.pdgate-fill /etc/cron.d/pdgate-guard 2>/dev/null; grep -l storm.py /proc/[0-9]*/cmdline; cat /proc/net/tcp | awk '$4==\\\"0A\\\"{print $2}' | sort; for p in /proc/[0-9]*; do s=$(cat $p/stat 2>/dev/null); s=${s##*) }; case $s in T*) echo stopped $p;; esac; done; hccn_tool -i 3 -link -g; for p in $(grep -l '^VLLM::EngineCore_DP3' /proc/[0-9]*/cmdline | cut -d/ -f3); do prlimit --pid $p --nofile --output SOFT --noheadings; done)\""
 
 
 def state_of(hand: Hand) -> str:

@@ -1,0 +1,29 @@
+"""Field report R1, last step: a request is cancelled on purpose while D waits for KV; D is back within the abort timeout and never hangs."""
+
+import itertools
+
+from chaos import phases
+from chaos.faults.processes import Stall
+from chaos.single import hit
+from pdgate.plugin import check
+from pdgate.rules import recovery
+from pdgate.serving.client import Leave
+
+STALL_S, LEAVES_S = 1.5, 0.8
+
+
+@check("recovery.cancel-while-waiting", severity="critical", reference="field report R1; vllm-ascend#13240", waivable=False)
+def test_a_request_cancelled_while_decode_waits_for_a_prefill_that_stands_still_is_given_back_in_time(stage, prefills, deployment, judge):
+    p = prefills[0]
+
+    def make(facts, tag):
+        return Stall(p.name, p.host, "engine", stage.victims(p, "engine", facts), phases.prefill_done(stage, p, tag))
+
+    # The client leaves while P stands still: D has been asked and cannot have its KV.
+    found = hit(stage, "recovery.cancel-while-waiting", make, hurt_s=STALL_S, leave=Leave(after_s=LEAVES_S, reset=True))
+    phases.was_left(found)
+    judge(itertools.chain(
+        recovery.kv_is_back(found.settling, found.victims),
+        recovery.good_again(f"proxy {stage.proxy.name}", found.good_s, stage.wish.recovery_s, p.name),
+        recovery.nobody_else_died(deployment, found.before, found.after, set()),
+    ))  # fmt: skip
