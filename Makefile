@@ -10,6 +10,7 @@ setup:
 
 demo: setup
 	@$(PYTEST) --hosts=lab
+	@$(PYTEST) chaos --hosts=lab --chaos -m smoke
 
 test: setup
 	@$(PYTEST) tests -n 2 --dist loadgroup

@@ -11,7 +11,6 @@ from pathlib import Path
 from pdgate.connectors import connector_of
 from pdgate.inventory.model import Deployment
 
-KINDS = ("kill", "kill-worker", "stall", "side-channel-latency", "http-reset")
 HURT_S = (1.0, 4.0)
 
 
@@ -33,13 +32,14 @@ def admissible(deployment: Deployment) -> list[tuple[str, str]]:
     for engine in deployment.engines:
         spare = sum(getattr(other, f"serves_{role}") for role in ("prefill", "decode") if getattr(engine, f"serves_{role}") for other in deployment.engines) > 1
         if spare and engine.restart:
-            found += [("kill", engine.name), ("kill-worker", engine.name)]
+            found += [(kind, engine.name) for kind in ("kill", "kill-worker", "kill-core", "kill-api")]
         if spare:
-            found.append(("stall", engine.name))
+            found += [("stall", engine.name), ("no-descriptors", engine.name)]
         if connector_of(engine.connector).port_group(engine):
-            found.append(("side-channel-latency", engine.name))
-        if spare and engine.serves_decode and engine.http_port is not None:
-            found.append(("http-reset", engine.name))
+            found += [("side-channel-latency", engine.name), ("side-channel-reset_peer", engine.name)]
+        if engine.serves_decode and engine.http_port is not None:
+            found += [("http-latency", engine.name), ("http-slicer", engine.name)]
+            found += [("http-reset_peer", engine.name)] if spare else []
     return found
 
 

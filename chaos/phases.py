@@ -27,7 +27,7 @@ from pdgate.facts.model import UnknownFact
 from pdgate.inventory.model import Engine
 from pdgate.rules.finding import NotRun
 from pdgate.serving.client import complete
-from pdgate.serving.exchange import front_of
+from pdgate.serving.exchange import front_of, unsettled
 from pdgate.serving.golden import prompt_with_salt
 from pdgate.serving.logs import UUID
 from pdgate.serving.metrics import Sample
@@ -140,12 +140,14 @@ def was_in_flight(hit: Hit, whole: int) -> None:
 
 
 def was_received(stage: Stage, hit: Hit) -> None:
-    """P never heard of it: it gave the KV up by force."""
+    """P never heard of it: it gave the KV up by force, or holds it still."""
     request = _request_of(hit)
     for engine in (engine for engine in stage.deployment.engines if engine.serves_prefill):
         pattern = connector_of(engine.connector).signatures.forced_free
         if any(request in line and re.search(pattern, line) for line in hit.logs.lines.get(engine.name, [])):
             return
+    if hit.settling.seconds is None and any(stage.deployment.engine(name).serves_prefill for name in unsettled(hit.settling.baseline, hit.settling.last)):
+        return  # it holds it still
     raise UnknownFact(f"phase 'received before acknowledged' was missed, or cannot be told: no P gave up the KV of {request} afterwards")
 
 

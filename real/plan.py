@@ -6,6 +6,7 @@ a killed peer is noticed at once by TCP; a lost NPU host may be noticed far late
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lab.plan import PROXY_SCRIPT, EnginePlan, HostPlan, LabPlan, plan_lab, router_arguments
@@ -13,7 +14,9 @@ from pdgate.inventory.model import Deployment, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "real"
-MODEL = HOME / "models" / "tiny"
+# PDGATE_REAL_MODEL=bigkv: 128 KiB of KV per token, so that a transfer lasts long enough to be cut. It is served under the same name.
+SHAPE = os.environ.get("PDGATE_REAL_MODEL", "tiny")
+MODEL = HOME / "models" / SHAPE
 # One request at least must warm each engine up: a first forward on this CPU takes seconds.
 UP_WITHIN_S = 240.0
 

@@ -57,7 +57,7 @@ printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$site/vllm-
 
 say "compiling byte code (start-up is twice as fast with it)"
 "$home/venv/bin/python" -m compileall -q -j 2 "$site" >/dev/null 2>&1 || true
-say "model"
-"$home/venv/bin/python" real/make_model.py "$home/models/tiny" tiny
+say "models"
+for shape in tiny bigkv; do "$home/venv/bin/python" real/make_model.py "$home/models/$shape" $shape; done
 printf '%s' "$wanted" > "$stamp"
 say "done: $(du -sh "$home" | cut -f1)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ TEMPLATES = Environment(
 ORDER = ("fail", "invalid", "waived", "not-run", "pass")
 
 
-def render_page(document: dict[str, Any]) -> str:
-    """HTML of a verdict document: what is wrong first, then what could not be judged, then every check and target."""
+def render_page(document: dict[str, Any], experiments: Sequence[dict[str, Any]] = ()) -> str:
+    """HTML of a verdict document: what is wrong first, then what could not be judged, the experiments, every check and target."""
     checks = document["checks"]
     subjects: dict[str, dict[str, Any]] = {}
     for check in checks:
@@ -29,7 +30,7 @@ def render_page(document: dict[str, Any]) -> str:
             if name not in reasons.setdefault(check["reason"], []):
                 reasons[check["reason"]].append(name)
     return TEMPLATES.get_template("page.html").render(
-        document=document, subjects=subjects, not_run=reasons,
+        document=document, subjects=subjects, not_run=reasons, experiments=experiments,
         bad=[check for verdict in ("fail", "invalid", "waived") for check in checks if check["verdict"] == verdict],
         notes=[(check, finding) for check in checks for finding in check["findings"] if finding["severity"] == "note"],
     )  # fmt: skip

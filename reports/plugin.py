@@ -12,6 +12,7 @@ from pdgate.plugin.run import RUN_KEY
 from pdgate.verdict import CheckResult, finding_text
 from reports.allure_files import write_categories, write_environment
 from reports.bundle import point_latest, verdict_document, write_verdict
+from reports.experiments import experiments_of
 from reports.page import render_page
 
 STARTED_KEY = pytest.StashKey[float]()
@@ -56,5 +57,5 @@ def pytest_pdgate_finished(config: pytest.Config, results: list[CheckResult]) ->
     run = config.stash[RUN_KEY]
     document = verdict_document(run, results, config.stash[STARTED_KEY], list(config.invocation_params.args))
     write_verdict(run.bundle, document)
-    (run.bundle / "index.html").write_text(render_page(document))
+    (run.bundle / "index.html").write_text(render_page(document, experiments_of(run.bundle)))
     point_latest(run.bundle)

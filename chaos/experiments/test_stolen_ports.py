@@ -13,8 +13,7 @@ from pdgate.rules.recovery import Expectation
 STOLEN_S, AFTER_S = 4.0, 6.0
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("which", ["one", "all"])
+@pytest.mark.parametrize("which", [pytest.param("one", marks=pytest.mark.smoke), "all"])
 @check("recovery.port-stolen", severity="critical", reference="field report R1; vllm-ascend#8938", waivable=False)
 def test_an_engine_whose_ports_were_stolen_between_restarts_says_no_and_comes_back_once_they_are_free(stage, prefills, judged_by, which):
     p = prefills[-1]

@@ -34,8 +34,8 @@ def etc_timezone_became_a_directory(plan: LabPlan) -> None:
 
 @defect("clock-ahead", trips={"clocks.offset"}, reference=R2)
 def a_host_clock_is_ahead(plan: LabPlan) -> None:
-    """d0's clock is 30 seconds ahead."""
-    plan.host_of("d0").clock_offset_s = 30.0
+    """d0's clock is eight hours ahead."""
+    plan.host_of("d0").clock_offset_s = 8 * 3600.0
 
 
 @defect("stale-leftovers", trips={"leftovers.stale"}, reference=R1)

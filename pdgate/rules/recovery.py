@@ -93,7 +93,8 @@ class Measures:
     steady_s: float | None
     dip: float
     late_s: float = 0.0
-    timeline: list[dict[str, float]] = field(default_factory=list)
+    timeline: list[dict[str, float]] = field(default_factory=list)  # requests that ended in each second from `start` on: good, bad
+    start: float = 0.0  # epoch seconds of the first request
 
     @property
     def uncertainty_s(self) -> float:
@@ -122,7 +123,7 @@ def measure(records: list[Record], fault: tuple[float, float], heal: tuple[float
     return Measures(
         fault, heal, _outcomes(before), _outcomes(during), _outcomes(after),
         min(bad_ends) - fault[1] if bad_ends else None, max(0.0, min(good_ends) - heal[1]) if good_ends else None, _steady(after, heal[1]),
-        float(sum(record.outcome != "ok" for record in during + after)), percentile([record.late for record in records], 0.95).value, timeline,
+        float(sum(record.outcome != "ok" for record in during + after)), percentile([record.late for record in records], 0.95).value, timeline, start,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_the_healthy_lab_raises_nothing(tmp_path: Path, phase: str) -> None:
 # Those that lose P for good need a lab each; the others follow each other on one, as they would at night.
 LOST = [("chaos/experiments/test_lost_prefill.py", "--chaos", "-k", which) for which in ("that_knew_it", "never_met_it", "restarted")]
 UNDER_LOAD = [("chaos/experiments/test_engines_lost.py", "--chaos"), ("chaos/experiments/test_paths.py", "chaos/experiments/test_campaign.py", "--chaos",
-              "--campaign=2", "--chaos-seed=124")]  # fmt: skip
+              "--campaign=2", "--chaos-seed=12")]  # fmt: skip
 
 
 @pytest.mark.parametrize("experiments", [*LOST, *UNDER_LOAD], ids=lambda run: "+".join(word for word in run if "=" not in word)[-40:])
