@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +94,8 @@ def stage(pytestconfig: pytest.Config, locked: str, deployment: Deployment, pdga
     wish = deployment.front_host.load
     asked = {name: value for name in ("rate", "seed") if (value := pytestconfig.getoption(f"load_{name}")) is not None}
     wish = Load.model_validate({**wish.model_dump(), **asked})
-    book = golden_of(deployment, model_of(deployment), wish.output_tokens)
+    known = pytestconfig.getoption("golden")
+    book = golden_of(deployment, model_of(deployment), wish.output_tokens, Path(known) if known else None)
     save_golden(book, pdgate_run.bundle / "golden.json")
     bound = recovery_bound(deployment, pdgate_run.facts)[0]
     return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked, pytestconfig.getoption("allow_outage"))
@@ -172,7 +174,7 @@ def kill(locked: str, deployment: Deployment, pdgate_run: Run) -> Kill:
     """SIGKILL every process of some engines, each checked to be the one that was meant, and prove that they are gone."""
 
     def kill_engines(engines: list[Engine]) -> None:
-        facts, _ = collect(deployment, pdgate_run.shells)
+        facts, _ = collect(deployment, pdgate_run.shells, quick=True)
         for engine in engines:
             running = running_engine(engine, facts[deployment.host_of(engine).machine])
             if running is None:

@@ -63,7 +63,7 @@ class Stage:
         return Hand(self.deployment.hosts[host], self.shells)
 
     def facts(self) -> dict[str, HostFacts]:
-        return collect(self.deployment, self.shells)[0]
+        return collect(self.deployment, self.shells, quick=True)[0]
 
     def tag(self) -> str:
         self.number += 1

@@ -3,8 +3,8 @@
 | phase | hit on | trigger on its host | proof |
 | --- | --- | --- | --- |
 | prefilling | P | its /metrics run a request | no byte had come back, and no D ever counted the request |
-| prefill done | P | its log: KV is held for D | D's log has no transfer of that request |
-| handshake | P | frozen once it has prefilled, then D connects to the side channel | as above; a frozen P answers no handshake |
+| prefill done | P | its log: KV is held for D; its workers stand still until D was asked | D's log has no transfer of that request |
+| handshake | P | the same, and D connects to the side channel, which it does only once a peer | as above; who stands still answers no handshake |
 | transfer in flight | P | bytes between P and D, beside HTTP and side channel | fewer bytes than a whole transfer moves |
 | received before acknowledged | D | its log: KV has come, while P's side channel is cut | P's log gave the KV of that request up |
 | decoding | D | its /metrics count new tokens | tokens had come, and the answer had not ended |
@@ -35,6 +35,7 @@ from pdgate.serving.metrics import Sample
 HELD, RECEIVED = "Delaying free of", "KV cache transfer for request"
 SMALL_TRANSFER = 64 * 1024  # bytes: below this nothing can be met in the middle
 MEASURE_S = 20
+ANSWERED_S = 0.3  # for P's answer to reach the proxy, and D
 
 
 # -- triggers -----------------------------------------------------------------------------------------------------------------
@@ -44,16 +45,28 @@ def prefilling(stage: Stage, p: Engine, tag: str) -> Aim:
     return metric_above(local_url(stage, p), "vllm:num_requests_running", tag)
 
 
-def prefill_done(stage: Stage, p: Engine, tag: str) -> Aim:
+def prefill_done(stage: Stage, p: Engine, tag: str, victims: Iterable[Victim]) -> Aim:
+    """P's workers stand still from the moment they hold the KV, while its answer goes out and D asks in vain; then we strike."""
+    return log_line(log_with(p, HELD), HELD, tag, f"{_freeze(p, victims)}\nsleep {ANSWERED_S}")
+
+
+def handshake(stage: Stage, p: Engine, tag: str, victims: Iterable[Victim]) -> Aim:
+    """The same, but we strike when D has connected to the side channel: its handshake is open, and nobody answers it."""
+    ports = tuple(side_channel(p))
+    aim = log_line(log_with(p, HELD), HELD, tag, f"{_freeze(p, victims)}\n{connected(ports, tag)}")
+    return Aim(f"{aim.what}, then a connection to {', '.join(map(str, ports))}", aim.watch, tag)
+
+
+def held_back(stage: Stage, p: Engine, tag: str) -> Aim:
+    """P holds KV: the moment to stop all of it, so that D can neither be asked nor served."""
     return log_line(log_with(p, HELD), HELD, tag)
 
 
-def handshake(stage: Stage, p: Engine, tag: str, frozen: Iterable[Victim]) -> Aim:
-    """P stands still from the moment it holds the KV, so that D's handshake is open until we strike."""
-    ports = tuple(side_channel(p))
-    stop = f"kill -STOP {' '.join(str(victim.pid) for victim in frozen)}\n{connected(ports, tag)}"
-    aim = log_line(log_with(p, HELD), HELD, tag, stop)
-    return Aim(f"{aim.what}, then a connection to {', '.join(map(str, ports))}", aim.watch, tag)
+def _freeze(p: Engine, victims: Iterable[Victim]) -> str:
+    workers = [victim.pid for victim in victims if victim.comm.startswith("VLLM::Worker")]
+    if not workers:
+        raise NotRun(f"{p.name} has no worker processes of their own: they cannot be held back while the engine answers")
+    return f"kill -STOP {' '.join(map(str, workers))}"
 
 
 def transfer_in_flight(stage: Stage, p: Engine, tag: str, whole: int) -> Aim:
@@ -157,8 +170,8 @@ def was_decoding(hit: Hit) -> None:
 
 
 def was_left(hit: Hit) -> None:
-    """The client left while the fault lasted, and before a token had come."""
-    if hit.record.outcome != "aborted" or hit.record.tokens or (hit.record.end or 0) > hit.applied.healed[1]:
+    """The client left while the fault lasted, and before anything had come."""
+    if hit.record.outcome != "aborted" or hit.record.first_byte or (hit.record.end or 0) > hit.applied.healed[1]:
         raise UnknownFact(f"no client left while D waited: {hit.record.outcome}: {hit.record.detail}")
 
 

@@ -13,13 +13,14 @@ from chaos.experiment import Make, Prepared, Stage, inject, keep, prepare, servi
 from chaos.guard import GuardFailed
 from chaos.injection import Applied, NotApplied
 from pdgate.facts.model import HostFacts, UnknownFact
-from pdgate.serving.client import Leave, complete, stream
+from pdgate.serving.cancel import Held
+from pdgate.serving.client import Endpoint, Prompt, complete, stream
 from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe
 from pdgate.serving.golden import GoldenBook, GoldenError, judged, learn, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
 from pdgate.serving.metrics import Sample
-from pdgate.serving.record import Record
+from pdgate.serving.record import Record, now
 
 LONG_ANSWER = 64  # tokens: decoding that lasts long enough to be met
 GOOD_IN_A_ROW = 3
@@ -48,17 +49,25 @@ class Hit:
 class Asker(threading.Thread):
     """Asks the same thing again and again, one request at a time, until it is told to stop."""
 
-    def __init__(self, stage: Stage, prompt: LoadPrompt, leave: Leave | None) -> None:
+    def __init__(self, stage: Stage, prompt: LoadPrompt, leaves: bool) -> None:
         super().__init__(daemon=True, name="pdgate-asker")
-        self.stage, self.prompt, self.leave = stage, prompt, leave
+        self.stage, self.prompt, self.leaves = stage, prompt, leaves
         self.records: list[Record] = []
         self.enough = threading.Event()
 
     def run(self) -> None:
         door = front_of(self.stage.deployment, self.stage.proxy)
         while not self.enough.is_set():
-            self.records.append(stream(door, prompt_with_salt(self.prompt, self.stage.book.model), self.stage.deadline_s, leave=self.leave))
+            asked = prompt_with_salt(self.prompt, self.stage.book.model)
+            self.records.append(self._until_told(door, asked) if self.leaves else stream(door, asked, self.stage.deadline_s))
             time.sleep(PAUSE_S)
+
+    def _until_told(self, door: Endpoint, prompt: Prompt) -> Record:
+        """A client that leaves once the fault is there; one whose answer begins before leaves then, and is not the one that counts."""
+        held = Held(door, prompt, self.stage.deadline_s)
+        while not self.enough.is_set() and not held.answered() and now() - held.sent < self.stage.deadline_s:
+            time.sleep(0.005)
+        return held.leave()
 
 
 def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
@@ -71,9 +80,10 @@ def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
 def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
     longest = max((known.prompt for known in stage.book.answers.values()), key=lambda prompt: len(prompt.text))
     prompt = longest.model_copy(update={"max_tokens": LONG_ANSWER, "id": f"{longest.id}-{LONG_ANSWER}"})
-    engine = stage.deployment.engine(stage.book.learned_from)
+    engine = next(engine for engine in stage.deployment.engines if engine.serves_decode)
     endpoint = endpoint_of(stage.deployment, engine)
-    assert endpoint is not None  # it was asked before
+    if endpoint is None:
+        raise UnknownFact(f"{engine.name}: the inventory gives no address, so the golden answer cannot be learned")
     try:
         return prompt, learn(endpoint, engine.name, stage.book.model, [prompt], stage.deadline_s)
     except GoldenError as error:
@@ -81,9 +91,9 @@ def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
 
 
 def hit(
-    stage: Stage, name: str, make: Make, *, hurt_s: float, holds: Sequence[Make] = (), leave: Leave | None = None,
+    stage: Stage, name: str, make: Make, *, hurt_s: float, holds: Sequence[Make] = (), leaves: bool = False,
 ) -> Hit:  # fmt: skip
-    """Strike one request; `holds` are faults that keep its phase open, entered before it is asked.
+    """Strike one request; `holds` are faults that keep its phase open, entered before it is asked; with `leaves` its client then goes away.
 
     Raises UnknownFact where the fault was not applied or nothing is known of the request, NotRun where it is refused.
     """
@@ -93,7 +103,7 @@ def hit(
     logbook = LogBook(stage.deployment, stage.shells, folder / "logs")
     logbook.read()
     first = observe(stage.deployment)[0]
-    asker = Asker(stage, prompt, leave)
+    asker = Asker(stage, prompt, leaves)
     (fault, tag), before = ready.faults[-1], ready.faults[:-1]
     try:
         with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Writes a random Llama and a byte-level BPE tokenizer: make_model.py FOLDER [tiny|bigkv]. Nothing is downloaded.
 
-tiny:  2 layers, 512 B of KV per token. bigkv: 16 layers x 16 heads x 128, 128 KiB per token, so that a transfer lasts long
+tiny:  2 layers, 512 B of KV per token. bigkv: 8 layers x 8 heads x 128, 32 KiB per token, so that a transfer lasts long
 enough to break something in its middle. The seed is fixed, so P, D and a lone reference answer alike; the weights are drawn
 wider than usual, so that the text depends visibly on the context and a wrong KV gives a wrong text.
 """
@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHAPES = {
     "tiny": {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
-    "bigkv": {"num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128},
+    "bigkv": {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128},
 }
 VOCABULARY = 2048
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"

@@ -14,7 +14,7 @@ from pdgate.inventory.model import Deployment, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".cache" / "real"
-# PDGATE_REAL_MODEL=bigkv: 128 KiB of KV per token, so that a transfer lasts long enough to be cut. It is served under the same name.
+# PDGATE_REAL_MODEL=bigkv: 32 KiB of KV per token, so that a transfer lasts long enough to be cut. It is served under the same name.
 SHAPE = os.environ.get("PDGATE_REAL_MODEL", "tiny")
 MODEL = HOME / "models" / SHAPE
 # One request at least must warm each engine up: a first forward on this CPU takes seconds.

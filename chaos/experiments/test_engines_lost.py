@@ -53,17 +53,17 @@ def test_a_decode_engine_is_killed_under_load_and_comes_back(decoders, lose):
 
 @check("recovery.worker-lost", severity="critical", reference="real-engines: killing only Worker takes the engine down", waivable=False)
 def test_one_worker_of_a_decode_engine_is_killed_under_load(decoders, lose):
-    lose("recovery.worker-lost", decoders[-1], "worker")
+    lose("recovery.worker-lost", decoders[0], "worker")
 
 
 @check("recovery.core-lost", severity="critical", reference="real-engines: killing only EngineCore takes the engine down", waivable=False)
 def test_the_engine_core_of_a_prefill_engine_is_killed_under_load(prefills, lose):
-    lose("recovery.core-lost", prefills[-1], "core")
+    lose("recovery.core-lost", prefills[0], "core")
 
 
 @check("recovery.api-lost", severity="critical", reference="real-engines: kill -9 of the API server alone leaves orphans", waivable=False)
 def test_the_api_server_of_a_prefill_engine_is_killed_and_its_orphans_do_not_keep_it_down(prefills, lose):
-    lose("recovery.api-lost", prefills[-1], "api")
+    lose("recovery.api-lost", prefills[0], "api")
 
 
 @check("recovery.proxy-lost", severity="critical", waivable=False)

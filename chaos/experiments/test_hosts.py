@@ -15,7 +15,7 @@ STALE = ("/tmp/mooncake_pdgate_chaos", "/dev/shm/mooncake_pdgate_chaos")
 
 @check("recovery.leftovers", severity="major", reference="field report R1")
 def test_an_engine_starts_though_stale_files_of_a_dead_one_lie_about(stage, prefills, judged_by):
-    p = prefills[-1]
+    p = prefills[0]
 
     def stale(facts, tag):
         return PlantLeftovers(p.host, STALE)

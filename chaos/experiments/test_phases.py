@@ -55,7 +55,7 @@ def test_a_request_whose_prefill_engine_dies_while_it_prefills(stage, prefills, 
 @pytest.mark.smoke
 @check("recovery.hit.prefilled", severity="critical", reference="vllm-ascend#17044", waivable=False)
 def test_a_request_whose_prefill_engine_dies_once_it_has_prefilled(stage, prefills, strike, ended_well):
-    found = strike("recovery.hit.prefilled", prefills[0], lambda tag, _: phases.prefill_done(stage, prefills[0], tag))
+    found = strike("recovery.hit.prefilled", prefills[0], lambda tag, victims: phases.prefill_done(stage, prefills[0], tag, victims))
     phases.was_prefilled(stage, found)
     ended_well(found, "prefilled", prefills[0])
 

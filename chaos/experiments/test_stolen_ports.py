@@ -16,7 +16,7 @@ STOLEN_S, AFTER_S = 4.0, 6.0
 @pytest.mark.parametrize("which", [pytest.param("one", marks=pytest.mark.smoke), "all"])
 @check("recovery.port-stolen", severity="critical", reference="field report R1; vllm-ascend#8938", waivable=False)
 def test_an_engine_whose_ports_were_stolen_between_restarts_says_no_and_comes_back_once_they_are_free(stage, prefills, judged_by, which):
-    p = prefills[-1]
+    p = prefills[0]
     ports = side_channel(p)[-1:] if which == "one" else side_channel(p)
 
     def killed(facts, tag):

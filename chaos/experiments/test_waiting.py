@@ -7,9 +7,8 @@ from chaos.faults.processes import Stall
 from chaos.single import hit
 from pdgate.plugin import check
 from pdgate.rules import recovery
-from pdgate.serving.client import Leave
 
-STALL_S, LEAVES_S = 1.5, 0.8
+STALL_S = 0.8
 
 
 @check("recovery.cancel-while-waiting", severity="critical", reference="field report R1; vllm-ascend#13240", waivable=False)
@@ -17,10 +16,10 @@ def test_a_request_cancelled_while_decode_waits_for_a_prefill_that_stands_still_
     p = prefills[0]
 
     def make(facts, tag):
-        return Stall(p.name, p.host, "engine", stage.victims(p, "engine", facts), phases.prefill_done(stage, p, tag))
+        return Stall(p.name, p.host, "engine", stage.victims(p, "engine", facts), phases.held_back(stage, p, tag))
 
-    # The client leaves while P stands still: D has been asked and cannot have its KV.
-    found = hit(stage, "recovery.cancel-while-waiting", make, hurt_s=STALL_S, leave=Leave(after_s=LEAVES_S, reset=True))
+    # The client leaves once P stands still: D has been asked, or is about to be, and cannot have its KV.
+    found = hit(stage, "recovery.cancel-while-waiting", make, hurt_s=STALL_S, leaves=True)
     phases.was_left(found)
     judge(itertools.chain(
         recovery.kv_is_back(found.settling, found.victims),

@@ -51,7 +51,7 @@ class FillDisk:
 
     host: str
     folder: str
-    leave_kb: int = 64
+    leave_kb: int = 4
     most_mb: int = 20480
 
     @property

@@ -111,7 +111,7 @@ def nobody_notices_that_the_engine_core_died(plan: LabPlan) -> None:
 @defect("orphan-keeps-the-port", trips={"recovery.api-lost"}, reference="real-engines: kill -9 of the API server alone", run=under_load("recovery.api-lost"))
 def an_orphan_takes_the_port_of_the_group(plan: LabPlan) -> None:
     """A daemon the worker left behind takes its port once it is free: the engine cannot start again."""
-    engines(plan, "p0", "daemon_keeps_port", ports=[7003])
+    engines(plan, "p0", "daemon_keeps_port", ports=[7000])
 
 
 @defect("proxy-keeps-a-lock", trips={"recovery.proxy-lost"}, run=under_load("recovery.proxy-lost", "--allow-outage"))

@@ -34,22 +34,25 @@ TOOL_TIMEOUT_S = 8
 T = TypeVar("T")
 
 
-def collect(deployment: Deployment, shells: Shells) -> tuple[dict[str, HostFacts], dict[str, str]]:
-    """Probe every machine of the deployment: (facts, raw output) by machine name. Never raises for a bad host."""
+def collect(deployment: Deployment, shells: Shells, quick: bool = False) -> tuple[dict[str, HostFacts], dict[str, str]]:
+    """Probe every machine of the deployment: (facts, raw output) by machine name. Never raises for a bad host.
+
+    `quick`: processes and sockets only; devices, containers, files and logs are then unknown.
+    """
     machines = deployment.machines
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(machines))) as pool:
-        results = list(pool.map(lambda name: _probe(deployment, machines[name], shells), machines))
+        results = list(pool.map(lambda name: _probe(deployment, machines[name], shells, quick), machines))
     return (
         dict(zip(machines, (facts for facts, _ in results), strict=True)),
         dict(zip(machines, (raw for _, raw in results), strict=True)),
     )
 
 
-def _probe(deployment: Deployment, hosts: list[Host], shells: Shells) -> tuple[HostFacts, str]:
+def _probe(deployment: Deployment, hosts: list[Host], shells: Shells, quick: bool) -> tuple[HostFacts, str]:
     host, nonce = hosts[0], secrets.token_hex(6)
     collected = time.time()
     try:
-        result, offset = shells.run_timed(host.connection, _script(deployment, hosts, nonce))
+        result, offset = shells.run_timed(host.connection, _script(deployment, hosts, nonce, quick))
     except HostUnreachable as error:
         return unknown_host(host.machine, host.name, collected, f"host unreachable: {error}"), str(error)
     sections, complete = split_sections(result.stdout, nonce)
@@ -57,7 +60,7 @@ def _probe(deployment: Deployment, hosts: list[Host], shells: Shells) -> tuple[H
     return facts, result.stdout + (f"\n--- stderr\n{result.stderr}" if result.stderr else "")
 
 
-def _script(deployment: Deployment, hosts: list[Host], nonce: str) -> str:
+def _script(deployment: Deployment, hosts: list[Host], nonce: str, quick: bool) -> str:
     machine = hosts[0].machine
     engines = deployment.engines_on(machine)
     devices = sorted({device for engine in engines for device in engine.devices})
@@ -66,14 +69,14 @@ def _script(deployment: Deployment, hosts: list[Host], nonce: str) -> str:
     logs = list(dict.fromkeys(path for path in declared if path))
     parameters = {
         "NONCE": nonce, "DEVICES": " ".join(map(str, devices)), "LAUNCH": "\n".join(launch), "LOGS": "\n".join(logs),
-        "TOOL_TIMEOUT": str(TOOL_TIMEOUT_S),
+        "TOOL_TIMEOUT": str(TOOL_TIMEOUT_S), "QUICK": "yes" if quick else "",
     }  # fmt: skip
     return "\n".join(f"{key}={shlex.quote(value)}" for key, value in parameters.items()) + "\n" + PROBE
 
 
 def parse_facts(host: Host, collected: float, duration: float, raw: dict[str, RawSection], *, offset: Any, complete: bool) -> HostFacts:
     """Sections to facts. A section that failed, is missing or cannot be parsed is unknown with its reason."""
-    missing = "the probe never got to this section" if not complete else "the probe has no such section"
+    missing = "the probe never got to this section" if not complete else "not looked at"
 
     def section(name: str, parse: Callable[[str], T]) -> Section[T]:
         found = raw.get(name)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chaos import phases
+from chaos.aim import log_line
+from chaos.experiment import Stage, run
 from chaos.faults.base import IDENTIFY, Fault, Victim, victims_from
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
 from chaos.faults.network import Partition, Toxic
@@ -12,13 +15,35 @@ from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
 from chaos.guard import GuardFailed, Hand, clean_up, leftovers
 from chaos.injection import STEPS, NotApplied, injected
+from chaos.single import hit
 from lab.control import Lab
 from pdgate.deployment import open_deployment
+from pdgate.facts.model import UnknownFact
 from pdgate.facts.shell import Shells
 from pdgate.inventory.connection import ssh_config_text
+from pdgate.serving.questions import deadline_of, golden_of, model_of
 
 __all__ = [
-    "IDENTIFY", "KINDS", "STEPS", "GuardFailed", "Kill", "NotApplied", "Stall", "a_fault", "clean_up", "hand_of", "injected", "leftovers", "state_of",
+    "IDENTIFY",
+    "KINDS",
+    "STEPS",
+    "GuardFailed",
+    "Kill",
+    "NotApplied",
+    "Partition",
+    "Stall",
+    "UnknownFact",
+    "a_fault",
+    "clean_up",
+    "hand_of",
+    "hit",
+    "injected",
+    "leftovers",
+    "log_line",
+    "phases",
+    "run",
+    "stage_of",
+    "state_of",
     "victims_from",
 ]  # fmt: skip
 KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link", "storm", "disk")
@@ -29,6 +54,15 @@ def hand_of(lab: Lab, folder: Path, host: str = "d0") -> Hand:
     config = folder / "ssh_config"
     config.write_text(ssh_config_text([one.connection for one in deployment.hosts.values()], str(folder)))
     return Hand(deployment.hosts[host], Shells(str(config)))
+
+
+def stage_of(lab: Lab, folder: Path) -> Stage:
+    """What chaos/conftest.py makes of a deployment, without pytest."""
+    deployment = open_deployment(lab.inventory)
+    shells = hand_of(lab, folder).shells
+    wish = deployment.front_host.load.model_copy(update={"rate": 10})
+    book = golden_of(deployment, model_of(deployment), wish.output_tokens)
+    return Stage(deployment, shells, folder, deployment.proxies[0], book, wish, deadline_of(deployment), 5.0, "pdgate-test")
 
 
 def a_fault(kind: str, hand: Hand, tag: str) -> Fault:

@@ -59,7 +59,7 @@ assert after == before, (before, after)
     assert done.returncode == 0, done.stderr[-1500:]
 
 
-# Every kind of fault at once, killed at each of the nine steps: 63 points.
+# Every kind of fault at once, killed at each of the nine steps: 81 points.
 @pytest.mark.parametrize("step", STEPS)
 def test_controllers_killed_at_any_step_leave_nothing_once_the_guards_have_fired(lab: Lab, step: str) -> None:
     before = in_lab(lab, "print(state_of(hand))").stdout
@@ -161,6 +161,37 @@ try:
 except NotApplied as error:
     assert "shows no effect" in str(error), error
 assert leftovers(hand) == []
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_a_shot_that_comes_too_late_for_its_phase_proves_nothing(lab: Lab) -> None:
+    done = in_lab(lab, """
+stage = stage_of(lab, Path(tempfile.mkdtemp()))
+p = stage.deployment.engine("p0/dp0")
+def late(facts, tag):  # the negative control: by then D has the KV and decodes
+    aim = log_line(p.log, phases.HELD, tag, "sleep 0.6")
+    return Kill(p.name, p.host, "engine", stage.victims(p, "engine", facts), p.restart, p.http_port, aim)
+found = hit(stage, "late", late, hurt_s=0.3)
+try:
+    phases.was_prefilled(stage, found)
+    raise SystemExit("a phase that was missed was taken for hit")
+except UnknownFact as error:
+    assert "the phase was missed: d0/dp0 had the KV" in str(error), error
+assert found.good_s is not None and not found.missing
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_a_fault_that_nobody_came_to_proves_nothing(lab: Lab) -> None:
+    done = in_lab(lab, """
+stage = stage_of(lab, Path(tempfile.mkdtemp()))
+try:
+    run(stage, "aside", lambda facts, tag: Partition("p0", ("10.77.0.21",), tag, 30, "in", (28999,)), hurt_s=1, after_s=3)
+    raise SystemExit("a cut where nobody goes was taken for a fault")
+except UnknownFact as error:
+    assert "met nobody" in str(error), error
+assert leftovers(stage.hand("p0")) == []
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 

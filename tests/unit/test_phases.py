@@ -88,7 +88,9 @@ def test_decoding_needs_a_token_before_the_shot_and_leaving_needs_a_client_that_
 
 def test_a_phase_that_cannot_be_seen_on_a_host_is_not_run() -> None:
     with pytest.raises(NotRun, match="NixlConnector logs no line"):
-        phases.prefill_done(STAGE, engine("p0", connector="NixlConnector", log="/var/log/e.log"), "t")
+        phases.held_back(STAGE, engine("p0", connector="NixlConnector", log="/var/log/e.log"), "t")
+    with pytest.raises(NotRun, match="no worker processes"):
+        phases.prefill_done(STAGE, engine("p0", log="/var/log/e.log"), "t", [])
     with pytest.raises(NotRun, match="no pd_log"):
         phases.received(STAGE, engine("d0", role="decode", log=None), "t")
 
