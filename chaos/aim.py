@@ -62,19 +62,19 @@ while waiting; do now=$(said); if [ "${{now:-0}}" -gt "$base" ]; then hit="{name
     return Aim(f"{name} above {'its value' if grows else '0'} at {url}/metrics", watch, tag)
 
 
-def connected(ports: tuple[int, ...], tag: str) -> str:
-    """sh behind a first moment: once somebody has connected to one of these ports of the host (established, also where nobody accepts)."""
+def unread(ports: tuple[int, ...]) -> str:
+    """sh behind a first moment: once bytes that nobody reads wait on one of these ports of the host (also where nobody accepts)."""
     some = "|".join(f"{port:04X}" for port in ports)
     return (
         "held=$hit; hit=; while waiting; do "
-        f"line=$(grep -m1 -E ': [0-9A-F]+:({some}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp /proc/net/tcp6 2>/dev/null) && {{ hit=\"$held, then $line\"; break; }}; done"
+        f"line=$(grep -m1 -E ': [0-9A-F]+:({some}) [0-9A-F]+:[0-9A-F]+ 01 [0-9A-F]+:0*[1-9A-F]' /proc/net/tcp /proc/net/tcp6 2>/dev/null) && {{ hit=\"$held, then $line\"; break; }}; done"
     )
 
 
 BYTES = """
 command -v ss >/dev/null || {{ echo 'no ss (iproute2) on the host: bytes on its sockets cannot be followed'; exit 1; }}
 moved() {{ # bytes that went over TCP between this host and the peers, but for HTTP, side channel and ssh
-  ss -Htin state established '( {peers} )' {but} 2>/dev/null | awk '{{for (i = 1; i <= NF; i++) if ($i ~ /^bytes_(sent|received):/) {{split($i, a, ":"); s += a[2]}}}} END {{printf "%d", s}}'
+  ss -Htin state established '( {peers} )' {but} 2>/dev/null | awk '{{for (i = 1; i <= NF; i++) if ($i ~ /^bytes_(acked|received):/) {{split($i, a, ":"); s += a[2]}}}} END {{printf "%d", s}}'
 }}
 """
 

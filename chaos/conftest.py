@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.experiment import LOCK_S, Outcome, Stage, identify, inject, prepare, serves
+from chaos.experiment import LOCK_S, Outcome, Stage, identify, serves
 from chaos.faults.processes import Kill as KillFault
 from chaos.guard import GuardFailed, Hand, clean_up
-from chaos.injection import NotApplied
 from pdgate.facts.collect import collect
-from pdgate.facts.model import HostFacts, UnknownFact
+from pdgate.facts.model import UnknownFact
 from pdgate.inventory import Deployment, Engine, Host
 from pdgate.inventory.variables import Load
 from pdgate.plugin.run import RUN_KEY, Run
@@ -140,30 +139,6 @@ def decoders(deployment: Deployment) -> list[Engine]:
     if not found:
         raise NotRun("the inventory has no decode engine")
     return found
-
-
-@pytest.fixture
-def fresh_peer(stage: Stage, deployment: Deployment) -> Callable[[Engine], None]:
-    """Restart an engine, quietly: nobody has met the one that comes up."""
-
-    def restart(engine: Engine) -> None:
-        def make(facts: dict[str, HostFacts], tag: str) -> KillFault:
-            return KillFault(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts), engine.restart or "", engine.http_port)
-
-        ready = prepare(stage, [make])
-        try:
-            for fault, tag in ready.faults:
-                with inject(stage, fault, tag, 5):
-                    pass
-        except (NotApplied, GuardFailed) as error:
-            raise UnknownFact(f"{engine.name} could not be restarted beforehand: {error}") from None
-        deadline = time.monotonic() + stage.wish.restart_s
-        while not serves(deployment, engine):
-            if time.monotonic() > deadline:
-                raise UnknownFact(f"{engine.name} did not come back within {stage.wish.restart_s:g} s, before anything was tried")
-            time.sleep(0.25)
-
-    return restart
 
 
 # -- killing and starting whole hosts, for the experiments that lose P --------------------------------------------------------

@@ -158,8 +158,11 @@ class Prepared:
         return {name for fault, _ in self.faults for name in fault.plan().engines}
 
 
-def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False) -> Prepared:
-    """Everything that must hold before anything is hurt. Raises NotRun where a fault is refused, UnknownFact without a steady state."""
+def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, steady: bool = True) -> Prepared:
+    """Everything that must hold before anything is hurt. Raises NotRun where a fault is refused, UnknownFact without a steady state.
+
+    `steady=False`: that was just seen, and asking again would spoil what is to be met.
+    """
     facts = stage.facts()
     faults = []
     for make in makes:
@@ -171,10 +174,12 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False) -> Pr
         if why_not:
             raise NotRun(f"{fault.name}: {why_not}")
         faults.append((fault, tag))
-    refuse_what_is_not_ours(stage)
+    if steady:
+        refuse_what_is_not_ours(stage)
     for hosts in stage.deployment.machines.values():
         stage.hand(hosts[0].name).must(f"lock_take {stage.owner} {LOCK_S}", "the chaos lock was lost")
-    steady_state(stage, "before")
+    if steady:
+        steady_state(stage, "before")
     return Prepared(faults, facts, observe(stage.deployment)[0])
 
 

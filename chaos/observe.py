@@ -16,7 +16,7 @@ from pdgate.inventory.variables import Load
 from pdgate.rules.load import must_be_applied
 from pdgate.serving.exchange import front_of
 from pdgate.serving.golden import GoldenBook, judged_all
-from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load
+from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load, schedule
 from pdgate.serving.logs import LogBook, Logs, attribute
 from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment, Watch
@@ -40,6 +40,7 @@ class Observation:
         self._failure: LoadFailed | None = None
         self._thread = threading.Thread(target=self._play, daemon=True, name="pdgate-load")
         self._watch = Watch(self.deployment, 0.5)
+        self._slots = list(schedule(self.plan))
 
     @property
     def _records(self) -> Path:
@@ -74,15 +75,21 @@ class Observation:
         deadline = time.monotonic() + at_most_s
         is_back = False
         while time.monotonic() < deadline and self._thread.is_alive():
-            ends = [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
-            later = [entry for entry in ends if "outcome" in entry and entry["scheduled"] >= since]
-            begin = max([entry["scheduled"] for entry in later if entry["outcome"] != "ok"], default=since)
-            good = [entry["scheduled"] for entry in later if entry["outcome"] == "ok" and entry["scheduled"] >= begin]
             is_back = is_back or back()
-            if is_back and good and max(good) - begin >= calm_s:
+            if is_back and self._calm_for(since) >= calm_s:
                 break
             time.sleep(0.25)
         end_early(self.folder / "load")
+
+    def _calm_for(self, since: float) -> float:
+        """Seconds behind the last bad request (or `since`) for which every request that was sent has ended, and well."""
+        entries = [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+        start = next(entry["start"] for entry in entries if "start" in entry)
+        ended = {round(entry["scheduled"] - start, 3): entry["outcome"] for entry in entries if "outcome" in entry}
+        begin = max([since - start, *(at for at, outcome in ended.items() if outcome != "ok")])
+        # What is still on its way may end badly: calm reaches up to it and no further.
+        first_open = next((slot.at for slot in self._slots if round(slot.at, 3) not in ended), self.plan.seconds)
+        return first_open - begin
 
     def __enter__(self) -> Observation:
         self.start()

@@ -4,8 +4,8 @@
 | --- | --- | --- | --- |
 | prefilling | P | its /metrics run a request | no byte had come back, and no D ever counted the request |
 | prefill done | P | its log: KV is held for D; its workers stand still until D was asked | D's log has no transfer of that request |
-| handshake | P | the same, and D connects to the side channel, which it does only once a peer | as above; who stands still answers no handshake |
-| transfer in flight | P | bytes between P and D, beside HTTP and side channel | fewer bytes than a whole transfer moves |
+| handshake | P, just started | the same, and D's first bytes wait on the side channel | as above; who stands still answers no handshake |
+| transfer in flight | P | slowed to half a second; bytes between P and D, beside HTTP and side channel | fewer bytes than a whole transfer moves |
 | received before acknowledged | D | its log: KV has come, while P's side channel is cut | P's log gave the KV of that request up |
 | decoding | D | its /metrics count new tokens | tokens had come, and the answer had not ended |
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from chaos.aim import Aim, byte_counter, bytes_moving, connected, log_line, metric_above
+from chaos.aim import Aim, byte_counter, bytes_moving, log_line, metric_above, unread
 from chaos.experiment import Stage
 from chaos.faults.base import Victim
 from chaos.paths import peers_of, plain_ports, side_channel
@@ -51,10 +51,10 @@ def prefill_done(stage: Stage, p: Engine, tag: str, victims: Iterable[Victim]) -
 
 
 def handshake(stage: Stage, p: Engine, tag: str, victims: Iterable[Victim]) -> Aim:
-    """The same, but we strike when D has connected to the side channel: its handshake is open, and nobody answers it."""
+    """The same, but we strike when D's first bytes wait on the side channel: its handshake is open, and nobody answers it."""
     ports = tuple(side_channel(p))
-    aim = log_line(log_with(p, HELD), HELD, tag, f"{_freeze(p, victims)}\n{connected(ports, tag)}")
-    return Aim(f"{aim.what}, then a connection to {', '.join(map(str, ports))}", aim.watch, tag)
+    aim = log_line(log_with(p, HELD), HELD, tag, f"{_freeze(p, victims)}\n{unread(ports)}")
+    return Aim(f"{aim.what}, then bytes on {', '.join(map(str, ports))}", aim.watch, tag)
 
 
 def held_back(stage: Stage, p: Engine, tag: str) -> Aim:
@@ -170,8 +170,8 @@ def was_decoding(hit: Hit) -> None:
 
 
 def was_left(hit: Hit) -> None:
-    """The client left while the fault lasted, and before anything had come."""
-    if hit.record.outcome != "aborted" or hit.record.first_byte or (hit.record.end or 0) > hit.applied.healed[1]:
+    """The client left while the fault lasted, and before a token had come."""
+    if hit.record.outcome != "aborted" or hit.record.text or (hit.record.end or 0) > hit.applied.healed[1]:
         raise UnknownFact(f"no client left while D waited: {hit.record.outcome}: {hit.record.detail}")
 
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.experiment import Make, Prepared, Stage, inject, keep, prepare, serving, settle
+from chaos.experiment import Make, Prepared, Stage, comes_back, inject, keep, prepare, serving, settle
+from chaos.faults.processes import Kill
 from chaos.guard import GuardFailed
 from chaos.injection import Applied, NotApplied
 from pdgate.facts.model import HostFacts, UnknownFact
+from pdgate.inventory.model import Engine
 from pdgate.serving.cancel import Held
 from pdgate.serving.client import Endpoint, Prompt, complete, stream
 from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe
@@ -65,9 +67,10 @@ class Asker(threading.Thread):
     def _until_told(self, door: Endpoint, prompt: Prompt) -> Record:
         """A client that leaves once the fault is there; one whose answer begins before leaves then, and is not the one that counts."""
         held = Held(door, prompt, self.stage.deadline_s)
-        while not self.enough.is_set() and not held.answered() and now() - held.sent < self.stage.deadline_s:
+        while not self.enough.is_set() and not held.said() and now() - held.sent < self.stage.deadline_s:
             time.sleep(0.005)
-        return held.leave()
+        said = held.said()
+        return held.leave().model_copy(update={"text": said})
 
 
 def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
@@ -91,14 +94,17 @@ def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
 
 
 def hit(
-    stage: Stage, name: str, make: Make, *, hurt_s: float, holds: Sequence[Make] = (), leaves: bool = False,
+    stage: Stage, name: str, make: Make, *, hurt_s: float, holds: Sequence[Make] = (), leaves: bool = False, anew: Engine | None = None,
 ) -> Hit:  # fmt: skip
-    """Strike one request; `holds` are faults that keep its phase open, entered before it is asked; with `leaves` its client then goes away.
+    """Strike one request. `anew`: an engine that is restarted beforehand, so that nobody has met it yet; `holds` are faults that keep its phase open, entered before it is asked; with `leaves` its client then goes away.
 
     Raises UnknownFact where the fault was not applied or nothing is known of the request, NotRun where it is refused.
     """
     prompt, book = question(stage)
     ready = prepare(stage, [*holds, make])
+    if anew is not None:
+        restart_quietly(stage, anew)
+        ready = prepare(stage, [*holds, make], steady=False)  # a steady state would have met it
     folder = stage.bundle / name.replace(".", "-")
     logbook = LogBook(stage.deployment, stage.shells, folder / "logs")
     logbook.read()
@@ -132,6 +138,22 @@ def hit(
     return Hit(
         name, record, earlier, applied, evidence, good_s, settling, ready.facts, after, logs, (first, then), ready.victims, missing
     )  # fmt: skip
+
+
+def restart_quietly(stage: Stage, engine: Engine) -> None:
+    """Restart an engine while nobody asks; raises UnknownFact where it does not come back."""
+
+    def make(facts: dict[str, HostFacts], tag: str) -> Kill:
+        return Kill(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts), engine.restart or "", engine.http_port)
+
+    [(fault, tag)] = prepare(stage, [make], steady=False).faults
+    try:
+        with inject(stage, fault, tag, 5):
+            pass
+    except (NotApplied, GuardFailed) as error:
+        raise UnknownFact(f"{engine.name} could not be restarted beforehand: {error}") from None
+    if comes_back(stage, engine.name, stage.wish.restart_s) is None:
+        raise UnknownFact(f"{engine.name} did not come back within {stage.wish.restart_s:g} s, before anything was tried")
 
 
 def _the_one(records: list[Record], applied: Applied, book: GoldenBook) -> tuple[Record, list[Record]]:

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from chaos import phases
-from chaos.faults.network import Partition
+from chaos.faults.network import Partition, Throttle
 from chaos.faults.processes import Kill
+from chaos.paths import peers_of, plain_ports
 from chaos.single import hit
 from pdgate.plugin import check
 from pdgate.rules import loss, recovery
@@ -61,20 +62,26 @@ def test_a_request_whose_prefill_engine_dies_once_it_has_prefilled(stage, prefil
 
 
 @check("recovery.hit.handshake", severity="critical", reference="docs/track-record.md", waivable=False)
-def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefills, strike, fresh_peer, ended_well):
-    fresh_peer(prefills[0])  # a D that knows its peer shakes no hand
-    found = strike("recovery.hit.handshake", prefills[0], lambda tag, victims: phases.handshake(stage, prefills[0], tag, victims))
+def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefills, strike, ended_well):
+    p = prefills[0]
+    # Met anew: a D that knows its peer shakes no hand.
+    found = strike("recovery.hit.handshake", p, lambda tag, victims: phases.handshake(stage, p, tag, victims), anew=p)
     phases.was_prefilled(stage, found)
-    ended_well(found, "handshake", prefills[0])
+    ended_well(found, "handshake", p)
 
 
 @pytest.mark.smoke
 @check("recovery.hit.transferring", severity="critical", reference="field report R3; vllm-ascend#17044", waivable=False)
 def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, strike, ended_well):
-    whole = phases.whole_transfer(stage, prefills[0])
-    found = strike("recovery.hit.transferring", prefills[0], lambda tag, _: phases.transfer_in_flight(stage, prefills[0], tag, whole))
+    p = prefills[0]
+    whole = phases.whole_transfer(stage, p)
+
+    def slowed(facts, tag):  # so that it lasts half a second, whatever the network is
+        return Throttle(p.host, peers_of(stage, p), tag, max(256, whole * 2 // 1024), plain_ports(stage))
+
+    found = strike("recovery.hit.transferring", p, lambda tag, _: phases.transfer_in_flight(stage, p, tag, whole), holds=[slowed])
     phases.was_in_flight(found, whole)
-    ended_well(found, "transferring", prefills[0])
+    ended_well(found, "transferring", p)
 
 
 @check("recovery.hit.received", severity="critical", reference="vllm#50425", waivable=False)

@@ -95,6 +95,47 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Throttle:
+    """TCP between `host` and `peers` beside some ports is slowed to `kbytes_s`, also on connections that stand: it keeps a transfer open."""
+
+    host: str
+    peers: tuple[str, ...]  # addresses
+    tag: str
+    kbytes_s: int
+    but: tuple[int, ...]  # ports, on either side, that are left alone; ssh always is
+
+    @property
+    def name(self) -> str:
+        return "throttle"
+
+    def available(self, facts: HostFacts) -> str | None:
+        return None if self.peers else "no peer address is known to be slowed"
+
+    def plan(self) -> Plan:
+        undo = f"nft delete table inet {table(self.tag)} 2>/dev/null; true"
+        return Plan(f"{self.host} exchanges at most {self.kbytes_s} KB/s with {', '.join(self.peers)}", "the host's TCP beside HTTP and side channel", undo)
+
+    def inject(self) -> str:
+        name, ports, peers = table(self.tag), ", ".join(map(str, sorted({22, *self.but}))), ", ".join(self.peers)
+        over = f"tcp dport != {{ {ports} }} tcp sport != {{ {ports} }} limit rate over {self.kbytes_s} kbytes/second burst {max(64, self.kbytes_s // 8)} kbytes counter drop"
+        rules = [
+            f"add table inet {name}",
+            f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr {{ {peers} }} {over}",
+            f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr {{ {peers} }} {over}",
+        ]  # fmt: skip
+        return "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
+
+    def verify_applied(self) -> str:
+        return f"nft list table inet {table(self.tag)} | grep -q 'limit rate over' && echo 'the kernel holds the limit' || {{ echo 'the limit is not there'; exit 1; }}"
+
+    def heal(self) -> str:
+        return self.plan().undo
+
+    def verify_healed(self) -> str:
+        return f"! nft list table inet {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the limit is still there'; exit 1; }}"
+
+
+@dataclass(frozen=True)
 class Toxic:
     """A Toxiproxy toxic on TCP ports of a running host: new connections to the ports go through it, established ones do not."""
 

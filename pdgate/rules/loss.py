@@ -14,6 +14,7 @@ from pdgate.serving.client import looks_whole
 from pdgate.serving.record import Record
 
 RECOMPUTABLE: tuple[Loss, ...] = ("prefilled", "handshake", "transferring", "transfer-fails")  # D is asked, and lacks only KV
+WORDS: dict[Loss, str] = {"handshake": "in its handshake", "received": "received and not acknowledged", "transfer-fails": "to be transferred"}
 WHY = {
     "wrong": "fluent nonsense with status 200 reaches users",
     "hang": "the client waits for ever, and D keeps the blocks of the request",
@@ -52,7 +53,7 @@ def ended_as_expected(target: str, loss: Loss, record: Record, expected: tuple[A
     took = f" after {record.end - record.sent:.1f} s" if record.end is not None else ""
     yield Finding(
         target=target, expected=f"the golden answer ({why})" if answer == "answered" else f"the golden answer or a clean error within {deadline_s:g} s ({why})",
-        seen=f"the request that was {loss} when {lost} was lost: {record.outcome}, HTTP {record.status}{took}: {record.detail[:240]}",
+        seen=f"the request that was {WORDS.get(loss, loss)} when {lost} was lost: {record.outcome}, HTTP {record.status}{took}: {record.detail[:240]}",
         why=WHY.get(record.outcome, "a promise to clients is not kept: they see the fault"),
         remedy="retries and failover of the proxy (vllm-ascend#13165); kv_load_failure_policy: recompute on D" if clean
         else "which side waits, or lied? D's log for failed pulls and 'Deferred', the proxy's for a dead upstream (vllm-ascend#17044, #13140; vllm#35943)",

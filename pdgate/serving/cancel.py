@@ -64,6 +64,13 @@ class Held:
         """Whether anything came back."""
         return bool(select.select([self.sock], [], [], 0)[0])
 
+    def said(self) -> str:
+        """The part of the answer that bears tokens, as far as it has come, still unread; headers alone say nothing."""
+        if not self.answered():
+            return ""
+        come = self.sock.recv(65536, socket.MSG_PEEK).decode(errors="replace")
+        return come[max(come.find('"text"'), come.find('"content"'), 0) :] if '"text"' in come or '"content"' in come else ""
+
     def leave(self) -> Record:
         answered = self.answered()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

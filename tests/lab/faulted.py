@@ -9,7 +9,7 @@ from chaos.aim import log_line
 from chaos.experiment import Stage, run
 from chaos.faults.base import IDENTIFY, Fault, Victim, victims_from
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
-from chaos.faults.network import Partition, Toxic
+from chaos.faults.network import Partition, Throttle, Toxic
 from chaos.faults.ports import OccupyPorts
 from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
@@ -46,7 +46,7 @@ __all__ = [
     "state_of",
     "victims_from",
 ]  # fmt: skip
-KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link", "storm", "disk")
+KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link", "storm", "disk", "throttle")
 
 
 def hand_of(lab: Lab, folder: Path, host: str = "d0") -> Hand:
@@ -78,6 +78,7 @@ def a_fault(kind: str, hand: Hand, tag: str) -> Fault:
         "stall": lambda: Stall("d0/dp3", "d0", "core", victims(b"VLLM::EngineCore_DP3"[:15].decode())),
         "leftovers": lambda: PlantLeftovers("d0", ("/tmp/mooncake_chaos", "/dev/shm/mooncake_chaos")),
         "descriptors": lambda: FewDescriptors("d0/dp3", "d0", victims(b"VLLM::EngineCore_DP3"[:15].decode()), tag),
+        "throttle": lambda: Throttle("d0", ("10.77.0.11",), tag, 1000, (7000,)),
         "storm": lambda: Storm("d0", address, 22, 20, tag),
         "disk": lambda: FillDisk("d0", "/var/log/pd"),
         "link": lambda: LinkDown("d0", 3),

@@ -59,7 +59,7 @@ assert after == before, (before, after)
     assert done.returncode == 0, done.stderr[-1500:]
 
 
-# Every kind of fault at once, killed at each of the nine steps: 81 points.
+# Every kind of fault at once, killed at each of the nine steps: 90 points.
 @pytest.mark.parametrize("step", STEPS)
 def test_controllers_killed_at_any_step_leave_nothing_once_the_guards_have_fired(lab: Lab, step: str) -> None:
     before = in_lab(lab, "print(state_of(hand))").stdout

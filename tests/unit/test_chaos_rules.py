@@ -14,7 +14,7 @@ from chaos.campaign import Event, draw, reduce
 from chaos.faults.base import Fault, Plan, Victim
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
 from chaos.faults.instances import RemoveInstance
-from chaos.faults.network import Partition, Toxic
+from chaos.faults.network import Partition, Throttle, Toxic
 from chaos.faults.ports import OccupyPorts
 from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
@@ -33,7 +33,7 @@ AIMS = [
 FAULTS: list[Fault] = [
     Kill("p0", "p0", "engine", V, "restart.sh 0", 7000), Stall("d0", "d0", "core", V),
     *(Kill("p0", "p0", "engine", V, "restart.sh 0", 7000, aim) for aim in AIMS), Kill("p0", "p0", "api", V, "restart.sh 0", 7000, rest=V),
-    Storm("d0", "10.0.0.1", 1999, 300, "t1"), Storm("d0", "10.0.0.1", 1999, 40, "t1", '{"prompt": "it\'s"}'),
+    Throttle("p0", ("10.0.0.2",), "t1", 1000, (7000,)), Storm("d0", "10.0.0.1", 1999, 300, "t1"), Storm("d0", "10.0.0.1", 1999, 40, "t1", '{"prompt": "it\'s"}'),
     OccupyPorts("p0", "10.0.0.1", (28000, 28001), "t1"), Partition("p0", ("10.0.0.2",), "t1", 30), Partition("p0", ("10.0.0.2",), "t1", 30, "in", (28000,)), Partition("p0", ("10.0.0.2",), "t1", 30, "in", (28000,), refuse=True, first=2),
     Toxic("p0", "10.0.0.1", (28000,), "t1", "latency", {"latency": 100}), PlantLeftovers("p0", ("/tmp/mooncake_x",)), FillDisk("p0", "/var/log/pd"),
     FewDescriptors("d0", "d0", V, "t1"), LinkDown("p0", 3), RemoveInstance("p0", "http://10.0.0.1:1999", "vllm-ascend", "decode", "10.0.0.2:7000", "d0"),
@@ -154,7 +154,8 @@ SPARE = deployment(
 def test_a_campaign_follows_from_its_seed_and_never_takes_the_last_engine(seed: int, count: int) -> None:
     events = draw(SPARE, seed, count)
     assert events == draw(SPARE, seed, count) and len(events) == count
-    assert all(event.engine.startswith("p0") for event in events)  # d0 is the last decoder, and binds no port group
+    # d0 is the last decoder, and binds no port group: it may be slow, and no more.
+    assert all(event.engine.startswith("p0") or event.kind in ("http-latency", "http-slicer") for event in events)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=24), st.sets(st.integers(0, 9), min_size=1, max_size=3))
