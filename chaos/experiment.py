@@ -230,6 +230,10 @@ def run(
         observation.until_calm(healed[1], after_s, back)
         records, logs, moments = observation.finish()
     seen = measure(records, applied[0].injected, healed)
+    # Where others in turn had already stopped everything, that is what there is to judge.
+    idle = next((one.idle for one in applied if one.idle), "")
+    if idle and not seen.dip:
+        raise UnknownFact(idle)
     settling, after = settle(stage, ready)
     keep(stage, name, ready, applied, seen, settling.seconds)
     return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment), returns)

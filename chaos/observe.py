@@ -14,8 +14,8 @@ from pdgate.facts.model import UnknownFact
 from pdgate.inventory.model import Deployment, Proxy
 from pdgate.inventory.variables import Load
 from pdgate.rules.load import must_be_applied
-from pdgate.serving.exchange import front_of
-from pdgate.serving.golden import GoldenBook, judged_all
+from pdgate.serving.exchange import decoder_alone, front_of
+from pdgate.serving.golden import GoldenBook, judged_twice
 from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load, schedule
 from pdgate.serving.logs import LogBook, Logs, attribute
 from pdgate.serving.record import Record
@@ -110,7 +110,8 @@ class Observation:
             raise UnknownFact(f"the load was not applied: {self._failure or 'it did not end'}")
         must_be_applied(self._result)
         logs = Logs(self.logbook.read(), dict(self.logbook.unknown), datetime.date.today())
-        records = attribute(judged_all(self._result.records, self.book), logs)
+        judged, _ = judged_twice(self._result.records, self.book, decoder_alone(self.deployment), self.plan.deadline_s)
+        records = attribute(judged, logs)
         with (self.folder / "requests.jsonl").open("a") as out:
             out.writelines(record.model_dump_json() + "\n" for record in records)
         return records, logs, self._watch.moments

@@ -17,8 +17,8 @@ from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.inventory.model import Engine
 from pdgate.serving.cancel import Held
 from pdgate.serving.client import Endpoint, Prompt, complete, stream
-from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe
-from pdgate.serving.golden import GoldenBook, GoldenError, judged, learn, prompt_with_salt
+from pdgate.serving.exchange import Settling, decoder_alone, endpoint_of, front_of, observe
+from pdgate.serving.golden import GoldenBook, GoldenError, judged, judged_twice, learn, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
 from pdgate.serving.metrics import Sample
@@ -27,6 +27,7 @@ from pdgate.serving.record import Record, now
 LONG_ANSWER = 64  # tokens: decoding that lasts long enough to be met
 GOOD_IN_A_ROW = 3
 PAUSE_S = 0.05
+ASKED_S = 0.3
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Asker(threading.Thread):
         while not self.enough.is_set() and not held.said() and now() - held.sent < self.stage.deadline_s:
             time.sleep(0.005)
         said = held.said()
+        time.sleep(ASKED_S)  # for P's answer to go out, and D to be asked
         return held.leave().model_copy(update={"text": said})
 
 
@@ -128,8 +130,10 @@ def hit(
         asker.enough.set()
     asker.join(stage.deadline_s + 5)
     good_s = _good_again(stage, applied.healed[1], ready)
-    record, earlier = _the_one(asker.records, applied, book)
+    record, earlier = _the_one(stage, asker.records, applied, book)
     settling, after = settle(stage, ready)
+    if applied.idle:
+        raise UnknownFact(applied.idle)
     with (stage.bundle / "requests.jsonl").open("a") as out:
         out.writelines(one.model_dump_json() + "\n" for one in [*earlier, record])
     logs = Logs(logbook.read(), dict(logbook.unknown), datetime.date.today())
@@ -156,13 +160,14 @@ def restart_quietly(stage: Stage, engine: Engine) -> None:
         raise UnknownFact(f"{engine.name} did not come back within {stage.wish.restart_s:g} s, before anything was tried")
 
 
-def _the_one(records: list[Record], applied: Applied, book: GoldenBook) -> tuple[Record, list[Record]]:
+def _the_one(stage: Stage, records: list[Record], applied: Applied, book: GoldenBook) -> tuple[Record, list[Record]]:
     """The request that was on its way when the fault struck, and the others."""
     low, high = applied.injected
     hurt = [record for record in records if record.sent <= high and (record.end is None or record.end >= low)]
     if not hurt:
         raise UnknownFact(f"no request was on its way when {applied.fault} struck, of {len(records)} that were asked")
-    return judged(hurt[0], book), [judged(record, book) for record in records if record is not hurt[0]]
+    [record, *others], _ = judged_twice([hurt[0], *(record for record in records if record is not hurt[0])], book, decoder_alone(stage.deployment), stage.deadline_s)
+    return record, others
 
 
 def _good_again(stage: Stage, healed: float, ready: Prepared) -> float | None:

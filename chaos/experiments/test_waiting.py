@@ -16,9 +16,9 @@ def test_a_request_cancelled_while_decode_waits_for_a_prefill_that_stands_still_
     p = prefills[0]
 
     def make(facts, tag):
-        return Stall(p.name, p.host, "engine", stage.victims(p, "engine", facts), phases.held_back(stage, p, tag))
+        # Its workers only: P still answers the proxy, which asks D, which cannot have the KV.
+        return Stall(p.name, p.host, "workers", stage.victims(p, "workers", facts), phases.held_back(stage, p, tag))
 
-    # The client leaves once P stands still: D has been asked, or is about to be, and cannot have its KV.
     found = hit(stage, "recovery.cancel-while-waiting", make, hurt_s=STALL_S, leaves=True)
     phases.was_left(found)
     judge(itertools.chain(

@@ -68,13 +68,13 @@ def victims_from(output: str) -> list[Victim]:
 
 
 def pids_of(running: RunningEngine, part: str) -> list[int]:
-    """Pids of a part of an engine: one worker, its core, its API server, or everything."""
+    """Pids of a part of an engine: one worker, all workers, its core, its API server, or everything."""
     processes: list[Process] = [process for pid in sorted(running.pids) if (process := running.facts.process(pid)) is not None]
     if part == "engine":
         return [process.pid for process in processes]
     if part == "api":
         return [running.api.pid]
-    start = {"worker": "VLLM::Worker", "core": "VLLM::EngineCor"}[part]
+    start = {"worker": "VLLM::Worker", "workers": "VLLM::Worker", "core": "VLLM::EngineCor"}[part]
     found = [process.pid for process in processes if process.comm.startswith(start)]
     return found[:1] if part == "worker" else found
 

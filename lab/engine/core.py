@@ -152,7 +152,7 @@ class Core:
             pass
         finally:
             self.counters[f"success:{finished}"] += 1
-            leaks = finished == "abort" and self._leaks(request)
+            leaks = (finished == "abort" or request.state == "aborting") and self._leaks(request)
             self.requests.pop(request.id, None)
             if leaks and not request.blocks:
                 self.ghosts += 1

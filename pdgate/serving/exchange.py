@@ -56,6 +56,11 @@ def front_of(deployment: Deployment, proxy: Proxy) -> Endpoint:
     return endpoint
 
 
+def decoder_alone(deployment: Deployment) -> Endpoint | None:
+    """The first decode engine, to be asked by itself."""
+    return next((endpoint for engine in deployment.engines if engine.serves_decode and (endpoint := endpoint_of(deployment, engine))), None)
+
+
 def served_models(endpoint: Endpoint, timeout_s: float = 5.0) -> dict[str, int | None]:
     """Model name to max_model_len from /v1/models; raises ValueError worded for the operator."""
     url = f"{endpoint.url}/v1/models"

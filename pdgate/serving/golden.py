@@ -24,6 +24,7 @@ from pdgate.serving.record import Api, Record
 
 WORDS = ["harbour", "light", "water", "ferry", "evening", "north", "river", "bridge", "letter", "window", "garden", "winter", "market", "road", "stone", "paper", "music", "child", "doctor", "engine", "silver", "mountain", "island", "kitchen", "train", "field", "morning", "captain", "story", "colour", "answer", "question", "number", "machine", "winter", "summer"]
 REPEATS = 8
+MOST_SUSPECTS, AT_ONCE_AGAIN = 5, 12
 MARGIN = 0.85  # of the declared length: words are counted, tokens are not known before the server says
 MIX: tuple[tuple[Api, float], ...] = (("completions", 0.02), ("chat", 0.05), ("completions", 0.15), ("chat", 0.4), ("completions", 1.0))
 
@@ -179,6 +180,28 @@ def repeats(text: str) -> str | None:
 
 def judged_all(records: Iterable[Record], book: GoldenBook) -> list[Record]:
     return [judged(record, book) for record in records]
+
+
+def judged_twice(records: list[Record], book: GoldenBook, endpoint: Endpoint | None, deadline_s: float) -> tuple[list[Record], GoldenBook]:
+    """All records judged; before any is called wrong, the decode engine is asked once more by itself, among other requests.
+
+    A batch rounds otherwise than a request alone, so the same model may answer the same question in two ways. Where the engine by itself
+    does so too, its answers are held against each other no further than they agree; the book that comes back says how far.
+    """
+    found = judged_all(records, book)
+    suspects = sorted({record.prompt_id for record in found if record.outcome == "wrong"} & book.answers.keys())
+    if not suspects or endpoint is None:
+        return found, book
+    answers = dict(book.answers)
+    for name in suspects[:MOST_SUSPECTS]:
+        golden, others = answers[name], itertools.cycle(answers.values())
+        asked = [golden.prompt if number % 2 else next(others).prompt for number in range(AT_ONCE_AGAIN)]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            said = list(pool.map(lambda prompt: complete(endpoint, prompt_with_salt(prompt, book.model), deadline_s), asked))
+        texts = [record.text for record in said if record.prompt_id == name and record.outcome == "ok"]
+        answers[name] = golden.model_copy(update={"agreed": min(golden.agreed, common_start(golden.text, *texts))})
+    again = book.model_copy(update={"answers": answers})
+    return judged_all(records, again), again
 
 
 def prompt_with_salt(prompt: LoadPrompt, model: str, name: str | None = None) -> Prompt:

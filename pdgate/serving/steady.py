@@ -12,8 +12,8 @@ from pathlib import Path
 from pdgate.facts.shell import HostUnreachable, Shells
 from pdgate.inventory.model import Deployment, Proxy
 from pdgate.inventory.variables import Load
-from pdgate.serving.exchange import POLL_S, Settling, front_of, observe, unsettled, wait_for_baseline
-from pdgate.serving.golden import GoldenBook, judged_all
+from pdgate.serving.exchange import POLL_S, Settling, decoder_alone, front_of, observe, unsettled, wait_for_baseline
+from pdgate.serving.golden import GoldenBook, judged_twice
 from pdgate.serving.load import LoadPlan, LoadResult, Stage, run_load
 from pdgate.serving.load.run import Progress
 from pdgate.serving.logs import LogBook, Logs, attribute
@@ -39,6 +39,7 @@ class Steady:
     drained: dict[str, Moment]
     logs: Logs
     communicators: tuple[Counts, Counts]
+    book: GoldenBook  # as far as it is sure after a second look
     unknown: dict[str, str] = field(default_factory=dict)
 
     def of(self, unit: str) -> list[Moment]:
@@ -83,7 +84,8 @@ def run_steady(
     settling = wait_for_baseline(deployment, book.model, before, bound_s)
     drained = {proxy.name: look(deployment, proxy) for proxy in deployment.proxies}
     logs = Logs(logbook.read(), dict(logbook.unknown), datetime.date.today())
-    records = attribute(judged_all(load.records, book), logs)
+    judged, book = judged_twice(load.records, book, decoder_alone(deployment), plan.deadline_s)
+    records = attribute(judged, logs)
     load.records = records
     with (folder / "requests.jsonl").open("a") as out:
         out.writelines(record.model_dump_json() + "\n" for record in records)
@@ -92,7 +94,7 @@ def run_steady(
     rows = matrix(watch.moments, tokens, failures, load.start)
     (folder / "health.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     return Steady(
-        load, records, before, after, settling, watch.moments, drained, logs, (communicators, count_communicators(deployment, shells)), unknown
+        load, records, before, after, settling, watch.moments, drained, logs, (communicators, count_communicators(deployment, shells)), book, unknown
     )
 
 

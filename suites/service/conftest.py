@@ -19,8 +19,8 @@ from pdgate.rules.finding import NotRun
 from pdgate.rules.load import must_be_applied
 from pdgate.rules.service import recovery_bound
 from pdgate.serving.client import Endpoint, post
-from pdgate.serving.exchange import Exchange, Settling, first_request, front_of, observe, wait_for_baseline
-from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt, save_golden
+from pdgate.serving.exchange import Exchange, Settling, decoder_alone, first_request, front_of, observe, wait_for_baseline
+from pdgate.serving.golden import GoldenBook, judged_twice, prompt_with_salt, save_golden
 from pdgate.serving.load import LoadFailed
 from pdgate.serving.load.run import Progress
 from pdgate.serving.logs import LogBook
@@ -179,7 +179,7 @@ def sweep(door: Endpoint, deployment: Deployment, golden: GoldenBook, wish: Load
     for level in levels(wish.max_concurrency):
         before, _ = observe(deployment)
         prompts = [prompt_with_salt(middle, golden.model) for _ in range(level)]
-        found[level] = [judged(record, golden) for record in at_once(door, prompts, deadline_s)]
+        found[level] = judged_twice(at_once(door, prompts, deadline_s), golden, decoder_alone(deployment), deadline_s)[0]
         for record in found[level]:
             pdgate_run.keep(record)
     time.sleep(0.3)

@@ -5,7 +5,8 @@ import time
 from pdgate.plugin import check
 from pdgate.rules import concurrency
 from pdgate.rules.finding import NotRun
-from pdgate.serving.golden import judged, prompt_with_salt
+from pdgate.serving.exchange import decoder_alone
+from pdgate.serving.golden import judged_twice, prompt_with_salt
 from pdgate.serving.manners import at_once, slow_reader
 
 PAUSE_S = 1.2
@@ -18,11 +19,11 @@ def test_every_level_up_to_the_declared_concurrency_is_answered(sweep, front, ju
 
 
 @check("service.connections.storm", severity="major", reference="vllm-ascend#13482")
-def test_twice_as_many_connections_after_a_pause_are_all_served(sweep, door, front, golden, wish, deadline_s, judge):
+def test_twice_as_many_connections_after_a_pause_are_all_served(sweep, door, deployment, front, golden, wish, deadline_s, judge):
     time.sleep(wish.idle_s)
     shortest = min((known.prompt for known in golden.answers.values()), key=lambda prompt: len(prompt.text))
     prompts = [prompt_with_salt(shortest, golden.model) for _ in range(2 * wish.max_concurrency)]
-    records = [judged(record, golden) for record in at_once(door, prompts, deadline_s)]
+    records = judged_twice(at_once(door, prompts, deadline_s), golden, decoder_alone(deployment), deadline_s)[0]
     judge(concurrency.all_are_served(f"proxy {front.name}", f"{len(prompts)} connections at once after {wish.idle_s:g} s of silence", records))
 
 

@@ -15,8 +15,8 @@ def proxy_name(front):
 
 
 @check("service.load.wrong", severity="critical", reference="vllm-ascend#17044, #15420", waivable=False)
-def test_no_answer_under_load_is_wrong(steady, golden, proxy_name, judge):
-    judge(load.no_wrong_answers(proxy_name, steady.records, golden))
+def test_no_answer_under_load_is_wrong(steady, proxy_name, judge):
+    judge(load.no_wrong_answers(proxy_name, steady.records, steady.book))
 
 
 @check("service.load.answered", severity="critical", reference="vllm-ascend#13140")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdgate.rules.statistics import difference, difference_of_shares, percentile, share
-from pdgate.serving.golden import Golden, GoldenBook, GoldenError, corpus, judged, load_golden, repeats, save_golden
+from pdgate.serving.client import Endpoint
+from pdgate.serving.golden import Golden, GoldenBook, GoldenError, corpus, judged, judged_twice, load_golden, repeats, save_golden
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.record import Record
 
@@ -97,3 +99,22 @@ def test_a_difference_is_only_sure_where_there_is_one() -> None:
     slow, fast = [2.0 + n % 5 / 10 for n in range(50)], [1.0 + n % 5 / 10 for n in range(50)]
     assert difference(fast, slow, mean).low > 0.8 and difference(fast, fast, mean).low < 0 < difference(fast, fast, mean).high
     assert difference(fast, slow, mean) == difference(fast, slow, mean)
+
+
+def test_a_model_that_answers_in_two_ways_by_itself_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches round differently: where the decode engine alone says the other text too, answers are judged as far as the two agree."""
+    other = " the cat sat on a hat"
+    said = itertools.cycle([TEXT, other])
+    monkeypatch.setattr("pdgate.serving.golden.complete", lambda endpoint, prompt, deadline: record(next(said)).model_copy(update={"prompt_id": prompt.id}))
+    alone = Endpoint("http://d0")
+    found, again = judged_twice([record(other), record(" zzz")], book(), alone, 1.0)
+    assert [one.outcome for one in found] == ["ok", "wrong"]
+    assert again.answers["p"].agreed == len(" the cat sat on ") and "beyond them a wrong answer cannot be told" in again.limits()[0]
+
+
+def test_an_answer_the_engine_never_gives_by_itself_stays_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("pdgate.serving.golden.complete", lambda endpoint, prompt, deadline: asked.append(prompt.id) or record(TEXT))
+    found, again = judged_twice([record(" the cat sat on a hat")], book(), Endpoint("http://d0"), 1.0)
+    assert found[0].outcome == "wrong" and again == book() and len(asked) > 1
+    assert judged_twice([record(TEXT)], book(), None, 1.0) == ([record(TEXT)], book())
