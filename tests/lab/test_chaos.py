@@ -14,7 +14,6 @@ import pytest
 from chaos.guard import FOLDER
 from chaos.injection import STEPS
 from lab.control import Lab, start
-from tests.lab.faulted import KINDS
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("chaos")]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,31 +29,25 @@ def lab() -> Iterator[Lab]:
 
 def in_lab(lab: Lab, code: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run Python inside the lab's network, with `lab`, `hand` and tests.lab.faulted at hand."""
-    process = spawn_in_lab(lab, code)
-    out, error = process.communicate(timeout=timeout)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
-
-
-def spawn_in_lab(lab: Lab, code: str) -> subprocess.Popen[str]:
     head = (
         "import os, sys, time, tempfile\nfrom pathlib import Path\nfrom lab.control import Lab\n"
         f"lab = Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0)\nlab.join()\n"
         "from tests.lab.faulted import *\nhand = hand_of(lab, Path(tempfile.mkdtemp()))\n"
     )
-    return subprocess.Popen([sys.executable, "-c", head + code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_is_applied_proved_and_leaves_nothing(lab: Lab, kind: str) -> None:
-    done = in_lab(lab, f"""
-before = state_of(hand)
-fault = a_fault({kind!r}, hand, "t1")
-steps = []
-with injected(fault, hand, "t1", "pdgate-test", 60, steps.append) as applied:
-    assert applied.evidence and state_of(hand) != before, "no effect"
-assert steps == list(STEPS), steps
-after = state_of(hand)
-assert after == before, (before, after)
+def test_every_fault_is_applied_proved_and_leaves_nothing(lab: Lab) -> None:
+    done = in_lab(lab, """
+for kind in KINDS:
+    before = state_of(hand)
+    fault = a_fault(kind, hand, "t1")
+    steps = []
+    with injected(fault, hand, "t1", "pdgate-test", 60, steps.append) as applied:
+        assert applied.evidence and state_of(hand) != before, kind + ": no effect"
+    assert steps == list(STEPS), (kind, steps)
+    after = state_of(hand)
+    assert after == before, (kind, before, after)
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 
@@ -62,27 +55,30 @@ assert after == before, (before, after)
 # Every kind of fault at once, killed at each of the nine steps: 90 points.
 @pytest.mark.parametrize("step", STEPS)
 def test_controllers_killed_at_any_step_leave_nothing_once_the_guards_have_fired(lab: Lab, step: str) -> None:
-    before = in_lab(lab, "print(state_of(hand))").stdout
-    dying = [
-        spawn_in_lab(lab, f"""
-def die(step):
-    if step == {step!r}:
+    done = in_lab(lab, f"""
+before = state_of(hand)
+def die(now):
+    if now == {step!r}:
         os.kill(os.getpid(), {signal.SIGKILL})
-fault = a_fault({kind!r}, hand, "k-{kind}")
-with injected(fault, hand, "k-{kind}", "pdgate-test", {GUARD_S}, die):
-    pass
-""") for kind in KINDS
-    ]  # fmt: skip
-    for kind, process in zip(KINDS, dying, strict=True):
-        _, error = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL, f"{kind}: {error[-600:]}"
-    if step == "arm":  # persisted and not armed: nothing was hurt yet, and --cleanup finds the notes
-        assert all(f"k-{kind}" in in_lab(lab, "print(leftovers(hand))").stdout for kind in KINDS)
-        in_lab(lab, "clean_up(hand)")
-    deadline = time.monotonic() + GUARD_S + 6
-    while (after := in_lab(lab, "print(state_of(hand))").stdout) != before and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert after == before
+dying = {{}}
+for kind in KINDS:  # a controller each, all at the same time
+    faults = a_fault(kind, hand, "k-" + kind)
+    dying[kind] = os.fork()
+    if dying[kind] == 0:
+        with injected(faults, hand, "k-" + kind, "pdgate-test", {GUARD_S}, die):
+            pass
+        os._exit(0)
+for kind, pid in dying.items():
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -{signal.SIGKILL}, kind
+if {step!r} == "arm":  # persisted and not armed: nothing was hurt yet, and --cleanup finds the notes
+    assert all("k-" + kind in leftovers(hand) for kind in KINDS), leftovers(hand)
+    clean_up(hand)
+until = time.monotonic() + {GUARD_S} + 8
+while (after := state_of(hand)) != before and time.monotonic() < until:
+    time.sleep(0.5)
+assert after == before, (before, after)
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
 
 
 def test_a_killed_process_is_restarted_by_the_guard_of_a_dead_controller(lab: Lab) -> None:
@@ -179,6 +175,8 @@ try:
 except UnknownFact as error:
     assert "the phase was missed: d0/dp0 had the KV" in str(error), error
 assert found.good_s is not None and not found.missing
+for host in ("p0", "d0"):
+    stage.hand(host).must("lock_drop pdgate-test", "lock")
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 
@@ -192,6 +190,8 @@ try:
 except UnknownFact as error:
     assert "met nobody" in str(error), error
 assert leftovers(stage.hand("p0")) == []
+for host in ("p0", "d0"):
+    stage.hand(host).must("lock_drop pdgate-test", "lock")
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 
