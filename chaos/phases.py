@@ -34,7 +34,6 @@ from pdgate.serving.metrics import Sample
 
 HELD, RECEIVED = "Delaying free of", "KV cache transfer for request"
 SMALL_TRANSFER = 64 * 1024  # bytes: below this nothing can be met in the middle
-MEASURE_S = 20
 ANSWERED_S = 0.3  # for P's answer to reach the proxy, and D
 
 
@@ -104,12 +103,12 @@ def whole_transfer(stage: Stage, p: Engine) -> int:
     hand = stage.hand(p.host)
     counter = byte_counter(peers_of(stage, p), plain_ports(stage))
     script = (  # until they have moved and then rested
-        f"{counter}\nbase=$(moved); most=0; at=$(uptime_s); until_s=$((at + {MEASURE_S}))\n"
+        f"{counter}\nbase=$(moved); most=0; at=$(uptime_s); until_s=$((at + {round(stage.deadline_s) + 5}))\n"
         "while now=$(moved); up=$(uptime_s); [ $up -lt $until_s ] && { [ $most = 0 ] || [ $((up - at)) -lt 2 ]; }; do\n"
         "  [ $now -lt $base ] && base=$now; [ $((now - base)) -gt $most ] && most=$((now - base)) && at=$up\ndone; echo $most"
     )
     with ThreadPoolExecutor(1) as pool:
-        counted = pool.submit(hand.must, script, "bytes could not be counted", MEASURE_S + 20.0)
+        counted = pool.submit(hand.must, script, "bytes could not be counted", stage.deadline_s + 30.0)
         time.sleep(0.5)
         record = complete(front_of(stage.deployment, stage.proxy), prompt_with_salt(prompt, stage.book.model), stage.deadline_s)
         moved = int(counted.result().strip() or 0)

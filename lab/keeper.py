@@ -223,10 +223,9 @@ def _wait(ready: Callable[[], bool], what: str, seconds: float) -> None:
 
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
-    if not orders["keep"]:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != orders["parent"]:
-            sys.exit("the parent is gone")
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != orders["parent"]:
+        sys.exit("the parent is gone")
     start = time.monotonic()
     try:
         enter_own_namespaces()
@@ -246,6 +245,8 @@ def main() -> None:
         return
     answer = {"pid": os.getpid(), "inventory": f"/proc/{os.getpid()}/root{inventory}", "seconds": round(time.monotonic() - start, 2),
               "hosts": [host.plan.name for host in hosts], "defects": orders["defects"]}  # fmt: skip
+    if orders["keep"]:  # nobody knows of it before; a boot whose parent was killed ends with it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     print(json.dumps(answer), flush=True)
     if orders["keep"]:
         with Path(os.devnull).open("r+b") as null:
