@@ -21,7 +21,7 @@ from pdgate.serving.logs import LogBook, Logs, attribute
 from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment, Watch
 
-FLOWING_S = 1.5
+FLOWING_S = 1.0
 CALM_S, CALM_REQUESTS = 2.0, 5
 
 

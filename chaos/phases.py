@@ -5,7 +5,7 @@
 | prefilling | P | its /metrics run a request | no byte had come back, and no D ever counted the request |
 | prefill done | P | its log: KV is held for D; its workers stand still until D was asked | D's log has no transfer of that request |
 | handshake | P, just started | the same, and D's first bytes wait on the side channel | as above; who stands still answers no handshake |
-| transfer in flight | P | slowed to half a second; bytes between P and D, beside HTTP and side channel | fewer bytes than a whole transfer moves |
+| transfer in flight | P | slowed to two seconds; bytes between P and D, beside HTTP and side channel | fewer bytes than a whole transfer moves |
 | received before acknowledged | D | its log: KV has come, while P's side channel is cut | P's log gave the KV of that request up |
 | decoding | D | its /metrics count new tokens | tokens had come, and the answer had not ended |
 """

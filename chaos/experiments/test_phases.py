@@ -76,8 +76,8 @@ def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, st
     p = prefills[0]
     whole = phases.whole_transfer(stage, p)
 
-    def slowed(facts, tag):  # so that it lasts half a second, whatever the network is
-        return Throttle(p.host, peers_of(stage, p), tag, max(256, whole * 2 // 1024), plain_ports(stage))
+    def slowed(facts, tag):  # so that it lasts two seconds, whatever the network is
+        return Throttle(p.host, peers_of(stage, p), tag, max(256, whole // 2 // 1024), plain_ports(stage))
 
     found = strike("recovery.hit.transferring", p, lambda tag, _: phases.transfer_in_flight(stage, p, tag, whole), holds=[slowed])
     phases.was_in_flight(found, whole)
