@@ -7,6 +7,7 @@ pytest real              # make real: everything
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ class Row:
     verdict: str
     says: tuple[str, ...] = ()
     smoke: bool = False
+    model: str = "tiny"  # bigkv: transfers that last
 
 
+HIT = ("chaos", "--chaos", "--allow-outage", "-k")
 ROWS = {
     "v1 passes acceptance, TP2": Row("real", (), "pass", smoke=True),
     "hybrid passes acceptance": Row("real-hybrid", (), "pass", smoke=True),
@@ -49,6 +52,11 @@ ROWS = {
     "a stolen port keeps P down": Row(
         "real", ("--lab-defect=engine-lost-its-port", "-k", "owned or engine_runs"), "fail", ("'grafana server", "nobody listens there")
     ),
+    "hybrid answers wrong with 200 once prefilled": Row("real-hybrid", (*HIT, "recovery.hit.prefilled"), "fail", ("wrong, HTTP 200",), model="bigkv"),
+    "hybrid answers wrong with 200 after a cut handshake": Row("real-hybrid", (*HIT, "recovery.hit.handshake"), "fail", ("wrong, HTTP 200",), model="bigkv"),
+    "hybrid answers wrong with 200 after a cut transfer": Row("real-hybrid", (*HIT, "recovery.hit.transferring"), "fail", ("wrong, HTTP 200",), model="bigkv"),
+    "upstream mooncake hangs after a cut transfer": Row("real-mooncake", (*HIT, "recovery.hit.transferring"), "fail", ("hang",), model="bigkv"),
+    "hybrid goes on after a stall of D": Row("real-hybrid", (*HIT, "recovery.decode-stalled"), "pass"),
 }
 
 
@@ -56,7 +64,8 @@ ROWS = {
 def test_the_track_record_holds(tmp_path: Path, row: Row) -> None:
     assert row.hosts in embedded()
     command = [sys.executable, "-m", "pytest", f"--hosts={row.hosts}", f"--bundle={tmp_path}/b", "-q", "-p", "no:cacheprovider", *row.args]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    environment = os.environ | {"PDGATE_REAL_MODEL": row.model}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment)
     assert (tmp_path / "b" / "verdict.json").exists(), run.stdout + run.stderr
     document: dict[str, Any] = json.loads((tmp_path / "b" / "verdict.json").read_text())
     seen = "\n".join(f"{f['seen']} {f['remedy']}" for check in document["checks"] for f in check["findings"])
