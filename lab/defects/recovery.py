@@ -12,6 +12,7 @@ from typing import Any
 from lab.defects.registry import Inventory, defect
 from lab.plan import LabPlan
 
+RATE = "--load-rate=12"  # two labs on two cores keep their times
 EXPERIMENT = "chaos/experiments/test_lost_prefill.py"
 
 
@@ -20,7 +21,7 @@ def _run(which: str) -> tuple[str, ...]:
 
 
 def under_load(which: str, *options: str) -> tuple[str, ...]:
-    return ("chaos", "--chaos", "-k", which, *options)
+    return ("chaos", "--chaos", RATE, "-k", which, *options)
 
 
 def engines(plan: LabPlan, host: str, name: str, value: Any = True, ports: Iterable[int] = range(7000, 7004)) -> None:
@@ -96,7 +97,7 @@ def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
     decoders(plan, "ack_failure_is_fatal")
 
 
-@defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=("chaos", "--chaos", "-k", "recovery.campaign", "--campaign=2", "--chaos-seed=12"))
+@defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=under_load("recovery.campaign", "--campaign=2", "--chaos-seed=12"))
 def a_campaign_meets_a_worker_whose_death_nobody_notices(plan: LabPlan) -> None:
     """Engine cores wait for dead workers for ever; the schedule of this seed kills one."""
     decoders(plan, "survives_worker_death")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab.defects import load_all
+from lab.defects.recovery import RATE
 from lab.defects.registry import DEFECTS, GENTLE, Defect
 from lab.plan import plan_lab
 from pdgate.deployment import open_deployment
@@ -26,7 +27,7 @@ load_all()
 def judge_lab(bundle: Path, *options: str) -> tuple[int, dict[str, Any]]:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--hosts=lab", f"--bundle={bundle}", "-q", "-p", "no:cacheprovider", *options],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert (bundle / "verdict.json").exists(), run.stdout + run.stderr
     document: dict[str, Any] = json.loads((bundle / "verdict.json").read_text())
@@ -49,11 +50,14 @@ def test_the_healthy_lab_raises_nothing(tmp_path: Path, phase: str) -> None:
 
 # Those that lose P for good need a lab each; the others follow each other on one, as they would at night.
 LOST = [("chaos/experiments/test_lost_prefill.py", "--chaos", "-k", which) for which in ("that_knew_it", "never_met_it", "restarted")]
-UNDER_LOAD = [("chaos/experiments/test_engines_lost.py", "--chaos"), ("chaos/experiments/test_paths.py", "chaos/experiments/test_campaign.py", "--chaos",
-              "--campaign=2", "--chaos-seed=12")]  # fmt: skip
+HERE = "chaos/experiments/test_"
+UNDER_LOAD = [
+    (f"{HERE}engines_lost.py", "--allow-outage"), (f"{HERE}paths.py",), (f"{HERE}phases.py", f"{HERE}waiting.py", f"{HERE}stolen_ports.py"),
+    (f"{HERE}hosts.py", f"{HERE}storms.py", f"{HERE}membership.py", f"{HERE}campaign.py", "--campaign=2", "--chaos-seed=12"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("experiments", [*LOST, *UNDER_LOAD], ids=lambda run: "+".join(word for word in run if "=" not in word)[-40:])
+@pytest.mark.parametrize("experiments", [*LOST, *((*run, "--chaos", RATE) for run in UNDER_LOAD)], ids=lambda run: "+".join(word for word in run if "=" not in word)[-40:])
 def test_the_healthy_lab_recovers_as_it_should(tmp_path: Path, experiments: tuple[str, ...]) -> None:
     code, document = judge_lab(tmp_path / "b", *experiments)
     assert (code, document["verdict"], ids(document, "fail"), ids(document, "invalid")) == (0, "pass", set(), set())

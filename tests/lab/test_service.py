@@ -26,7 +26,16 @@ def judged(bundle: Path, *options: str) -> dict:
     return json.loads((bundle / "verdict.json").read_text())
 
 
-@pytest.mark.skipif(not Path(sys.executable).with_name("vllm-router").exists(), reason="vllm-router is not installed (x86_64 only)")
+ROUTER = pytest.mark.skipif(not Path(sys.executable).with_name("vllm-router").exists(), reason="vllm-router is not installed (x86_64 only)")
+
+
+@ROUTER
+def test_a_router_that_asks_how_its_engines_are_leaves_a_silent_one_out_in_time(tmp_path: Path) -> None:
+    document = judged(tmp_path / "b", "--hosts=lab-router", "chaos", "--chaos", "-k", "recovery.failover", "--load-rate=12")
+    assert ids(document, "pass") == {"recovery.failover"}, [check for check in document["checks"] if check["verdict"] != "not-run"]
+
+
+@ROUTER
 def test_the_suite_runs_with_a_real_vllm_router_in_front(tmp_path: Path) -> None:
     document = judged(tmp_path / "b", "--hosts=lab-router", "suites/service")
     # What the router itself does otherwise than a healthy deployment should is on record, nothing else may fail.
