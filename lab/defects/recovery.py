@@ -103,25 +103,25 @@ def a_campaign_meets_a_worker_whose_death_nobody_notices(plan: LabPlan) -> None:
     decoders(plan, "survives_worker_death")
 
 
-@defect("core-death-unnoticed", trips={"recovery.core-lost"}, run=under_load("recovery.core-lost"))
+@defect("core-death-unnoticed", trips={"recovery.core-lost"}, run=under_load("recovery.core-lost"), nightly=True)
 def nobody_notices_that_the_engine_core_died(plan: LabPlan) -> None:
     """P's API server stays up without its engine core: requests to it hang, and it is never started again."""
     engines(plan, "p0", "survives_core_death")
 
 
-@defect("orphan-keeps-the-port", trips={"recovery.api-lost"}, reference="real-engines: kill -9 of the API server alone", run=under_load("recovery.api-lost"))
+@defect("orphan-keeps-the-port", trips={"recovery.api-lost"}, reference="real-engines: kill -9 of the API server alone", run=under_load("recovery.api-lost"), nightly=True)
 def an_orphan_takes_the_port_of_the_group(plan: LabPlan) -> None:
     """A daemon the worker left behind takes its port once it is free: the engine cannot start again."""
     engines(plan, "p0", "daemon_keeps_port", ports=[7000])
 
 
-@defect("proxy-keeps-a-lock", trips={"recovery.proxy-lost"}, run=under_load("recovery.proxy-lost", "--allow-outage"))
+@defect("proxy-keeps-a-lock", trips={"recovery.proxy-lost"}, run=under_load("recovery.proxy-lost", "--allow-outage"), nightly=True)
 def the_proxy_does_not_start_over_its_own_lock(plan: LabPlan) -> None:
     """A proxy that was killed leaves a lock, and the next one refuses to start."""
     proxy(plan, "keeps_a_lock")
 
 
-@defect("prefill-deadlock-after-a-stall", trips={"recovery.prefill-stalled"}, reference="vllm#45526", run=under_load("recovery.prefill-stalled"))
+@defect("prefill-deadlock-after-a-stall", trips={"recovery.prefill-stalled"}, reference="vllm#45526", run=under_load("recovery.prefill-stalled"), nightly=True)
 def a_stalled_prefill_engine_never_goes_on(plan: LabPlan) -> None:
     """A prefill engine that stood still for a while computes nothing ever again, and says that it is healthy."""
     engines(plan, "p0", "deadlocks_after_a_stall")
@@ -133,79 +133,79 @@ def an_engine_serves_without_the_port_that_was_stolen(plan: LabPlan) -> None:
     engines(plan, "p0", "ignores_taken_port")
 
 
-@defect("impatient-proxy", trips={"recovery.http-slow"}, run=under_load("recovery.http-slow"))
+@defect("impatient-proxy", trips={"recovery.http-slow"}, run=under_load("recovery.http-slow"), nightly=True)
 def the_proxy_gives_up_on_a_slow_decoder(plan: LabPlan) -> None:
     """The proxy gives a decoder 0.6 s for the next bytes."""
     proxy(plan, "gives_up_after_s", 0.6)
 
 
-@defect("cut-side-channel-is-fatal", trips={"recovery.side-channel-cut"}, reference="vllm-ascend#5431", run=under_load("recovery.side-channel-cut"))
+@defect("cut-side-channel-is-fatal", trips={"recovery.side-channel-cut"}, reference="vllm-ascend#5431", run=under_load("recovery.side-channel-cut"), nightly=True)
 def a_broken_side_channel_kills_the_worker(plan: LabPlan) -> None:
     """A D worker dies when its acknowledgement does not get through."""
     decoders(plan, "ack_failure_is_fatal")
 
 
-@defect("impatient-transfer", trips={"recovery.data-slow"}, run=under_load("recovery.data-slow"))
+@defect("impatient-transfer", trips={"recovery.data-slow"}, run=under_load("recovery.data-slow"), nightly=True)
 def decode_gives_up_on_a_slow_transfer(plan: LabPlan) -> None:
     """D gives a transfer a tenth of a second."""
     decoders(plan, "impatient_transfer_s", 0.12)
 
 
-@defect("wrong-after-a-failed-pull", trips={"recovery.data-cut"}, reference="vllm-ascend#5660, #8427", run=under_load("recovery.data-cut"))
+@defect("wrong-after-a-failed-pull", trips={"recovery.data-cut"}, reference="vllm-ascend#5660, #8427", run=under_load("recovery.data-cut"), nightly=True)
 def answers_are_wrong_after_a_failed_transfer(plan: LabPlan) -> None:
     """Once a transfer has failed, later ones say that they succeeded and bring nothing."""
     decoders(plan, "wrong_after_a_failed_pull")
 
 
-@defect("failed-transfer-hangs", trips={"recovery.transfer-fails"}, reference="vllm#35943", run=under_load("recovery.transfer-fails"))
+@defect("failed-transfer-hangs", trips={"recovery.transfer-fails"}, reference="vllm#35943", run=under_load("recovery.transfer-fails"), nightly=True)
 def a_request_hangs_once_its_transfer_was_refused(plan: LabPlan) -> None:
     """D waits for ever for KV whose transfer was refused, and tells nobody."""
     decoders(plan, "hangs_on_a_refused_pull")
 
 
-@defect("stumbles-over-leftovers", trips={"recovery.leftovers"}, reference="field report R1", run=under_load("recovery.leftovers"))
+@defect("stumbles-over-leftovers", trips={"recovery.leftovers"}, reference="field report R1", run=under_load("recovery.leftovers"), nightly=True)
 def an_engine_does_not_start_among_stale_files(plan: LabPlan) -> None:
     """P does not start where a dead engine has left shared memory behind."""
     engines(plan, "p0", "stumbles_over_leftovers")
 
 
-@defect("deaf-without-descriptors", trips={"recovery.descriptors"}, run=under_load("recovery.descriptors"))
+@defect("deaf-without-descriptors", trips={"recovery.descriptors"}, run=under_load("recovery.descriptors"), nightly=True)
 def a_server_that_ran_out_of_descriptors_never_accepts_again(plan: LabPlan) -> None:
     """The accept loop of D's API server dies of EMFILE."""
     decoders(plan, "deaf_without_descriptors")
 
 
-@defect("full-disk-is-fatal", trips={"recovery.log-disk-full"}, run=under_load("recovery.log-disk-full"))
+@defect("full-disk-is-fatal", trips={"recovery.log-disk-full"}, run=under_load("recovery.log-disk-full"), nightly=True)
 def an_engine_dies_when_it_cannot_log(plan: LabPlan) -> None:
     """A decode engine dies on the first line its full log disk does not take."""
     decoders(plan, "dies_on_full_disk")
 
 
-@defect("link-flap-is-forever", trips={"recovery.link-down"}, reference="Mooncake#3596", run=under_load("recovery.link-down"))
+@defect("link-flap-is-forever", trips={"recovery.link-down"}, reference="Mooncake#3596", run=under_load("recovery.link-down"), nightly=True)
 def transfers_never_come_back_after_a_link_flap(plan: LabPlan) -> None:
     """The queue pairs of an NPU whose link was down are never rebuilt."""
     engines(plan, "p0", "link_flap_is_forever")
 
 
-@defect("few-connections", trips={"recovery.connection-storm"}, run=under_load("recovery.connection-storm"))
+@defect("few-connections", trips={"recovery.connection-storm"}, run=under_load("recovery.connection-storm"), nightly=True)
 def idle_connections_use_up_the_proxys_descriptors(plan: LabPlan) -> None:
     """The proxy may open 150 files and no more."""
     proxy(plan, "few_descriptors", 150)
 
 
-@defect("abort-storm-leaks", trips={"recovery.abort-storm"}, reference="vllm#50425", run=under_load("recovery.abort-storm"))
+@defect("abort-storm-leaks", trips={"recovery.abort-storm"}, reference="vllm#50425", run=under_load("recovery.abort-storm"), nightly=True)
 def a_storm_of_aborts_strands_kv(plan: LabPlan) -> None:
     """With many aborts in one second D forgets to give blocks back."""
     decoders(plan, "leak_on_abort", {"storm": 5})
 
 
-@defect("removal-cuts-answers", trips={"recovery.instance-removed"}, run=under_load("recovery.instance-removed"))
+@defect("removal-cuts-answers", trips={"recovery.instance-removed"}, run=under_load("recovery.instance-removed"), nightly=True)
 def removing_an_instance_cuts_what_it_answers(plan: LabPlan) -> None:
     """The proxy drops the clients of an instance that is taken out, instead of draining it."""
     proxy(plan, "drops_what_it_removes")
 
 
-@defect("slow-second-start", trips={"recovery.rolling-restart"}, run=under_load("recovery.rolling-restart"))
+@defect("slow-second-start", trips={"recovery.rolling-restart"}, run=under_load("recovery.rolling-restart"), nightly=True)
 def an_engine_starts_again_late(plan: LabPlan) -> None:
     """One P engine needs 7 s for every start but its first."""
     engines(plan, "p0", "starts_again_slowly_s", 7, ports=[7002])
@@ -215,6 +215,6 @@ def _promise_failover(inventory: Inventory) -> None:
     inventory["all"]["vars"]["pd_expect"]["failover_s"] = 3
 
 
-@defect("no-failover", trips={"recovery.failover"}, edit=_promise_failover, reference="field report R3; vllm-ascend#13165", run=under_load("recovery.failover"))
+@defect("no-failover", trips={"recovery.failover"}, edit=_promise_failover, reference="field report R3; vllm-ascend#13165", run=under_load("recovery.failover"), nightly=True)
 def the_proxy_goes_on_asking_an_engine_that_is_gone(plan: LabPlan) -> None:
     """Failover within 3 s is promised, and the proxy, which asks nobody how they are, knows nothing of it."""

@@ -27,6 +27,7 @@ class Defect:
     reference: str = field(default="")
     run: tuple[str, ...] = GENTLE  # what to run to see it
     alone: bool = False  # changes what others change, or hides them
+    nightly: bool = False  # tried by `make test-all`, not by `make test`: there is no time for all of them in twenty minutes
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -42,12 +43,13 @@ def defect(
     reference: str = "",
     run: tuple[str, ...] = GENTLE,
     alone: bool = False,
+    nightly: bool = False,
 ) -> Callable[[Callable[[LabPlan], None]], Callable[[LabPlan], None]]:
     """Register a change of the plan as a defect; its docstring is the summary. `edit` changes the inventory first."""
 
     def register(change: Callable[[LabPlan], None]) -> Callable[[LabPlan], None]:
         assert change.__doc__, f"defect {name} needs a docstring: it is the summary"
-        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run, alone)
+        DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run, alone, nightly)
         return change
 
     return register

@@ -21,12 +21,13 @@ from suites.catalogue import all_checks
 
 pytestmark = [pytest.mark.lab, pytest.mark.selfcheck]
 ROOT = Path(__file__).resolve().parent.parent.parent
+NOT_NEEDED = [word for name in ("locust", "hypothesispytest", "xdist", "anyio") for word in ("-p", f"no:{name}")]  # a second of start-up for each run
 load_all()
 
 
 def judge_lab(bundle: Path, *options: str) -> tuple[int, dict[str, Any]]:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--hosts=lab", f"--bundle={bundle}", "-q", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "--hosts=lab", f"--bundle={bundle}", "-q", "-p", "no:cacheprovider", *NOT_NEEDED, *options],
         cwd=ROOT, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert (bundle / "verdict.json").exists(), run.stdout + run.stderr
@@ -57,7 +58,13 @@ UNDER_LOAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("experiments", [*LOST, *((*run, "--chaos", RATE) for run in UNDER_LOAD)], ids=lambda run: "+".join(word for word in run if "=" not in word)[-40:])
+LIVES_THROUGH = [
+    pytest.param(run, id="+".join(word for word in run if "=" not in word)[-40:], marks=[pytest.mark.nightly] if f"{HERE}storms.py" in run else [])
+    for run in [*LOST, *((*run, "--chaos", RATE) for run in UNDER_LOAD)]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("experiments", LIVES_THROUGH)
 def test_the_healthy_lab_recovers_as_it_should(tmp_path: Path, experiments: tuple[str, ...]) -> None:
     code, document = judge_lab(tmp_path / "b", *experiments)
     assert (code, document["verdict"], ids(document, "fail"), ids(document, "invalid")) == (0, "pass", set(), set())
@@ -84,7 +91,7 @@ def groups(most: dict[tuple[str, ...], int]) -> list[list[Defect]]:
         seen = defect.trips | defect.invalid
         fitting = (
             group for group in found
-            if not defect.alone and not group[0].alone and (group[0].phase, group[0].run) == (defect.phase, defect.run)
+            if not defect.alone and not group[0].alone and (group[0].phase, group[0].run, group[0].nightly) == (defect.phase, defect.run, defect.nightly)
             and not any(touches(defect.name) & touches(other.name) for other in group) and len(group) < most.get(defect.run, 1) and not seen & {name for other in group for name in other.trips | other.invalid}
         )  # fmt: skip
         group = next(fitting, None)
@@ -101,7 +108,9 @@ EACH = os.environ.get("PDGATE_SELFCHECK") == "each"
 GROUPS = groups({} if EACH else {GENTLE: 4, ("suites",): 3})
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=["+".join(defect.name for defect in group) for group in GROUPS])
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, id="+".join(defect.name for defect in group), marks=[pytest.mark.nightly] if group[0].nightly else []) for group in GROUPS]
+)
 def test_defects_trip_what_they_name_and_nothing_else(tmp_path: Path, group: list[Defect]) -> None:
     options = [f"--lab-defect={defect.name}" for defect in group]
     code, document = judge_lab(tmp_path / "b", *options, f"--phase={group[0].phase}", *group[0].run)
