@@ -21,7 +21,7 @@ from suites.catalogue import all_checks
 
 pytestmark = [pytest.mark.lab, pytest.mark.selfcheck]
 ROOT = Path(__file__).resolve().parent.parent.parent
-NOT_NEEDED = [word for name in ("locust", "hypothesispytest", "xdist", "anyio") for word in ("-p", f"no:{name}")]  # a second of start-up for each run
+NOT_NEEDED = [word for name in ("locust", "hypothesispytest", "anyio") for word in ("-p", f"no:{name}")]  # a second of start-up for each run
 load_all()
 
 
