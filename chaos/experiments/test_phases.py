@@ -13,6 +13,7 @@ from pdgate.plugin import check
 from pdgate.rules import loss, recovery
 
 HURT_S = 1.0
+LONGER_THAN_RETRIES_S = 4.0  # a D that still asks when P is back would meet another P
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def ended_well(stage, deployment, judge):
 def strike(stage):
     """Kill an engine when its aim sees the phase: (engine, aim from engine, tag and victims) -> what was hit."""
 
-    def run(name, engine, aimed, holds=(), **how):
+    def run(name, engine, aimed, holds=(), hurt_s=HURT_S, **how):
         def make(facts, tag):
             victims = stage.victims(engine, "engine", facts)
             return Kill(engine.name, engine.host, "engine", victims, engine.restart or "", engine.http_port, aimed(tag, victims))
 
-        return hit(stage, name, make, hurt_s=HURT_S, holds=holds, **how)
+        return hit(stage, name, make, hurt_s=hurt_s, holds=holds, **how)
 
     return run
 
@@ -65,7 +66,7 @@ def test_a_request_whose_prefill_engine_dies_once_it_has_prefilled(stage, prefil
 def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefills, strike, ended_well):
     p = prefills[0]
     # Met anew: a D that knows its peer shakes no hand.
-    found = strike("recovery.hit.handshake", p, lambda tag, victims: phases.handshake(stage, p, tag, victims), anew=p)
+    found = strike("recovery.hit.handshake", p, lambda tag, victims: phases.handshake(stage, p, tag, victims), anew=p, hurt_s=LONGER_THAN_RETRIES_S)
     phases.was_prefilled(stage, found)
     ended_well(found, "handshake", p)
 
