@@ -55,25 +55,25 @@ def theproxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
-@defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=under_load("recovery.prefill-lost"))
+@defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=under_load("recovery.prefill-lost"), nightly=True)
 def theproxy_keeps_a_stale_engine_idunder_load(plan: LabPlan) -> None:
     """After a P engine came back with a new id, the proxy goes on sending the old one: its requests never recover."""
     plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
 
 
-@defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=under_load("recovery.decode-lost"))
+@defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=under_load("recovery.decode-lost"), nightly=True)
 def prefill_dies_when_a_decoder_was_lost(plan: LabPlan) -> None:
     """A P engine dies when it gives up KV that nobody fetched: killing D takes P engines with it."""
     engines(plan, "p0", "dies_on_forced_free")
 
 
-@defect("worker-death-unnoticed", trips={"recovery.worker-lost"}, run=under_load("recovery.worker-lost"))
+@defect("worker-death-unnoticed", trips={"recovery.worker-lost"}, run=under_load("recovery.worker-lost"), nightly=True)
 def nobody_notices_that_a_worker_died(plan: LabPlan) -> None:
     """The engine core waits for its dead worker for ever: the engine stays up, and its requests hang."""
     decoders(plan, "survives_worker_death")
 
 
-@defect("deadlock-after-a-stall", trips={"recovery.decode-stalled"}, reference="vllm#45526", run=under_load("recovery.decode-stalled"))
+@defect("deadlock-after-a-stall", trips={"recovery.decode-stalled"}, reference="vllm#45526", run=under_load("recovery.decode-stalled"), nightly=True)
 def a_stalled_engine_never_goes_on(plan: LabPlan) -> None:
     """A decode engine that stood still for a while brings no token ever again, and says that it is healthy."""
     decoders(plan, "deadlocks_after_a_stall")
@@ -85,19 +85,19 @@ def decode_gives_up_on_a_slow_handshake(plan: LabPlan) -> None:
     decoders(plan, "impatient_handshake")
 
 
-@defect("proxy-hangs-on-reset", trips={"recovery.http-cut"}, reference="vllm-ascend#13140", run=under_load("recovery.http-cut"))
+@defect("proxy-hangs-on-reset", trips={"recovery.http-cut"}, reference="vllm-ascend#13140", run=under_load("recovery.http-cut"), nightly=True)
 def theproxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
     """The proxy never answers a client whose decoder reset the connection."""
     plan.host_of("p0").misbehave("proxy", "hangs_on_reset")
 
 
-@defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=under_load("recovery.partition"))
+@defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=under_load("recovery.partition"), nightly=True)
 def a_lost_acknowledgement_kills_the_worker(plan: LabPlan) -> None:
     """A D worker dies when P does not acknowledge: a short cut of the side channel takes the engine down."""
     decoders(plan, "ack_failure_is_fatal")
 
 
-@defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=under_load("recovery.campaign", "--campaign=2", "--chaos-seed=12"))
+@defect("campaign-meets-a-dead-worker", trips={"recovery.campaign"}, run=under_load("recovery.campaign", "--campaign=2", "--chaos-seed=12"), nightly=True)
 def a_campaign_meets_a_worker_whose_death_nobody_notices(plan: LabPlan) -> None:
     """Engine cores wait for dead workers for ever; the schedule of this seed kills one."""
     decoders(plan, "survives_worker_death")
@@ -127,7 +127,7 @@ def a_stalled_prefill_engine_never_goes_on(plan: LabPlan) -> None:
     engines(plan, "p0", "deadlocks_after_a_stall")
 
 
-@defect("stolen-port-ignored", trips={"recovery.port-stolen"}, reference="field report R1", run=under_load("recovery.port-stolen"))
+@defect("stolen-port-ignored", trips={"recovery.port-stolen"}, reference="field report R1", run=under_load("recovery.port-stolen and one"))
 def an_engine_serves_without_the_port_that_was_stolen(plan: LabPlan) -> None:
     """An engine that cannot bind a port of its group serves all the same: D gets nothing from it, now and later."""
     engines(plan, "p0", "ignores_taken_port")
@@ -193,7 +193,7 @@ def idle_connections_use_up_the_proxys_descriptors(plan: LabPlan) -> None:
     proxy(plan, "few_descriptors", 150)
 
 
-@defect("abort-storm-leaks", trips={"recovery.abort-storm"}, reference="vllm#50425", run=under_load("recovery.abort-storm"), nightly=True)
+@defect("abort-storm-strands-kv", trips={"recovery.abort-storm"}, reference="vllm#50425", run=under_load("recovery.abort-storm"), nightly=True)
 def a_storm_of_aborts_strands_kv(plan: LabPlan) -> None:
     """With many aborts in one second D forgets to give blocks back."""
     decoders(plan, "leak_on_abort", {"storm": 5})

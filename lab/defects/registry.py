@@ -48,6 +48,7 @@ def defect(
     """Register a change of the plan as a defect; its docstring is the summary. `edit` changes the inventory first."""
 
     def register(change: Callable[[LabPlan], None]) -> Callable[[LabPlan], None]:
+        assert name not in DEFECTS, f"two defects are called {name}"
         assert change.__doc__, f"defect {name} needs a docstring: it is the summary"
         DEFECTS[name] = Defect(name, change.__doc__.strip(), frozenset(trips), frozenset(invalid), phase, change, edit, reference, run, alone, nightly)
         return change
