@@ -123,7 +123,7 @@ def measure_aim(rounds: int) -> None:
 
 
 def measure_moments(rounds: int) -> None:
-    lab = start("lab", ["clock-ahead"])
+    lab = start("lab", ["clock-eight-hours-ahead"])
     errors: dict[str, list[float]] = {"fault": [], "healing": []}
     widths: list[float] = []
     try:

@@ -34,7 +34,13 @@ def etc_timezone_became_a_directory(plan: LabPlan) -> None:
 
 @defect("clock-ahead", trips={"clocks.offset"}, reference=R2)
 def a_host_clock_is_ahead(plan: LabPlan) -> None:
-    """d0's clock is eight hours ahead."""
+    """d0's clock is 30 seconds ahead."""
+    plan.host_of("d0").clock_offset_s = 30.0
+
+
+@defect("clock-eight-hours-ahead", trips={"clocks.offset", "clocks.log-zone"}, reference=R2, nightly=True)
+def a_host_clock_is_a_zone_ahead(plan: LabPlan) -> None:
+    """d0's clock is eight hours ahead, and its logs are too: a zone and a wrong clock look the same there."""
     plan.host_of("d0").clock_offset_s = 8 * 3600.0
 
 
