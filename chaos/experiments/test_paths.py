@@ -15,12 +15,12 @@ LONGER_THAN_RETRIES_S = 4.0  # a connector asks three times, a second each (vllm
 HTTP, SIDE_CHANNEL, DATA = "HTTP between proxy and decode engine", "KV side channel", "KV data over TCP"
 # Toxic and its attributes (milliseconds, KB/s, bytes): what slows and what breaks. Toxiproxy 2.12, README "Toxics".
 SLOW_HTTP = {
-    "latency": {"latency": 100}, "jitter": {"latency": 50, "jitter": 50}, "bandwidth": {"rate": 50},
+    "latency": {"latency": 400}, "jitter": {"latency": 100, "jitter": 80}, "bandwidth": {"rate": 50},
     "slicer": {"average_size": 64, "size_variation": 32, "delay": 500}, "slow_close": {"delay": 300},
 }  # fmt: skip
 CUT_HTTP = {"reset_peer": {"timeout": 20}, "timeout": {"timeout": 200}, "limit_data": {"bytes": 300}}
 CUT_SIDE_CHANNEL = {"reset_peer": {"timeout": 0}, "timeout": {"timeout": 100}}
-SLOW_DATA = {"latency": {"latency": 50}, "bandwidth": {"rate": 4000}}
+SLOW_DATA = {"latency": {"latency": 50}, "bandwidth": {"rate": 1500}}
 CUT_DATA = {"reset_peer": {"timeout": 5}, "limit_data": {"bytes": 20000}}
 
 
