@@ -100,17 +100,16 @@ def measure_aim(rounds: int) -> None:
                     "metric": metric_above("http://127.0.0.1:9100", "vllm:num_requests_running", tag),
                     "bytes": bytes_moving(("10.77.0.1",), (), 100_000, tag),
                 }[kind]
-                hand.must(f"mkdir -p /var/lib/pdgate/{tag}; setsid sleep {7000 + number} </dev/null >/dev/null 2>&1 &", "victim")
+                inner = hand.must(f"mkdir -p /var/lib/pdgate/{tag}; setsid sleep {7000 + number} </dev/null >/dev/null 2>&1 & echo $!", "victim").split()[0]
                 time.sleep(0.2)
                 [pid] = processes(b"sleep %d" % (7000 + number))
-                inner = hand.must(f"grep -l 'sleep.{7000 + number}' /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n1", "pid").split()[0]
                 victims = tuple(victims_from(hand.must(IDENTIFY.format(pids=inner), "identify")))
                 shot = threading.Thread(target=hand.run, args=(Kill("sleep", "d0", "api", victims, "true", None, aim).inject(), 30.0))
                 shot.start()
                 time.sleep(0.8)
                 at = time.perf_counter()
                 control.sendall(byte)
-                while state(pid) not in ("gone", "Z"):
+                while state(pid) not in ("gone", "Z") and shot.is_alive():
                     time.sleep(0.0002)
                 late.append((time.perf_counter() - at) * 1000)
                 shot.join()
