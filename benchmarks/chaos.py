@@ -63,6 +63,13 @@ def hand_on(lab: Lab, host: str, folder: Path) -> Hand:
     return Hand(deployment.hosts[host], Shells(str(config)))
 
 
+def chaos_in(lab: Lab, bundle: Path, *which: str) -> list[str]:
+    """The command of a chaos run inside the lab's network."""
+    words = ["chaos", f"--hosts={lab.inventory}", "--chaos", f"--bundle={bundle}", "-q", "-p", "no:cacheprovider", *which]
+    join = f"from lab.control import Lab; Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0).join()"
+    return [sys.executable, "-c", f"import sys, pytest; {join}; sys.exit(pytest.main({words!r}))"]
+
+
 def processes(words: bytes) -> list[int]:
     """Pids, as this machine counts them, of processes whose command line holds the words."""
     found = []
@@ -129,8 +136,7 @@ def measure_moments(rounds: int) -> None:
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
                 bundle = Path(folder) / "b"
-                command = f"import sys, pytest; from lab.control import Lab; lab = Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0); lab.join(); sys.exit(pytest.main(['chaos', '--hosts=' + lab.inventory, '--chaos', '-k', 'recovery.decode-stalled', '--bundle={bundle}', '-q', '-p', 'no:cacheprovider']))"
-                run = subprocess.Popen([sys.executable, "-c", command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                run = subprocess.Popen(chaos_in(lab, bundle, "-k", "recovery.decode-stalled"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 [core] = [pid for pid in processes(b"VLLM::EngineCore_DP0") if _host_of(pid) == "d0"]
                 stopped = went_on = 0.0
                 while run.poll() is None and not went_on:
@@ -166,9 +172,8 @@ def measure_silence(rounds: int) -> None:
     try:
         while sum(verdicts.values()) < rounds and lab.alive:
             with tempfile.TemporaryDirectory() as folder:
-                command = f"import sys, pytest; from lab.control import Lab; lab = Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0); lab.join(); sys.exit(pytest.main(['chaos', '--hosts=' + lab.inventory, '--chaos', '-m', 'smoke', '--bundle={folder}/b', '-q', '-p', 'no:cacheprovider']))"
                 began = time.perf_counter()
-                subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True)
+                subprocess.run(chaos_in(lab, Path(folder) / "b", "-m", "smoke"), cwd=ROOT, capture_output=True)
                 took.append(time.perf_counter() - began)
                 document = json.loads((Path(folder) / "b" / "verdict.json").read_text())
                 for check in document["checks"]:

@@ -21,7 +21,6 @@ class Aim:
     what: str  # in words: what is waited for
     watch: str
     tag: str
-    sees: str = "moment"
 
     def script(self) -> str:
         """sh that waits; the shot follows it, and `epilogue` after that."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.experiment import LOCK_S, Outcome, Stage, identify, serves
+from chaos.experiment import LOCK_S, Outcome, Stage, aftermath, identify, serves
 from chaos.faults.processes import Kill as KillFault
 from chaos.guard import GuardFailed, Hand, clean_up
 from pdgate.facts.collect import collect
@@ -110,15 +110,13 @@ def within_budget(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def judged_by(stage: Stage, judge, deployment: Deployment):
+def judged_by(stage: Stage, judge):
     """Judge an experiment's outcome: behaviour, KV, cascade."""
 
     def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
             recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault()),
-            recovery.came_back(outcome.missing, stage.wish.restart_s),
-            recovery.kv_is_back(outcome.settling, outcome.victims),
-            recovery.nobody_else_died(deployment, outcome.before, outcome.after, outcome.victims),
+            aftermath(stage, outcome),
             *more,
         ))  # fmt: skip
 

@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from chaos.aim import Aim
 from chaos.blast import foreign_traffic, refusal
 from chaos.faults.base import IDENTIFY, Fault, Victim, pids_of, victims_from
+from chaos.faults.processes import Kill, Stall
 from chaos.guard import GuardFailed, Hand, leftovers
 from chaos.injection import Applied, NotApplied, OnStep, injected
 from chaos.observe import Observation, keep_timeline, through_plan
@@ -19,7 +22,8 @@ from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.facts.shell import Shells
 from pdgate.inventory.model import Deployment, Engine, Proxy
 from pdgate.inventory.variables import Load
-from pdgate.rules.finding import NotRun
+from pdgate.rules import recovery
+from pdgate.rules.finding import Finding, NotRun
 from pdgate.rules.recovery import Measures, measure
 from pdgate.rules.running import RunningEngine, need_running
 from pdgate.serving.client import complete
@@ -84,6 +88,27 @@ def identify_pids(hand: Hand, pids: list[int], whose: str) -> tuple[Victim, ...]
     return tuple(victims_from(hand.must(IDENTIFY.format(pids=words), f"the processes of {whose} could not be identified")))
 
 
+def killing(stage: Stage, engine: Engine, part: str = "engine", aimed: Callable[[str, tuple[Victim, ...]], Aim] | None = None) -> Make:
+    """How to kill a part of an engine, at once or when an aim (made of tag and victims) sees its moment; it is started again with pd_restart."""
+
+    def make(facts: dict[str, HostFacts], tag: str) -> Fault:
+        victims = stage.victims(engine, part, facts)
+        rest = () if part == "engine" else tuple(one for one in stage.victims(engine, "engine", facts) if one not in victims)
+        return Kill(engine.name, engine.host, part, victims, engine.restart or "", engine.http_port, aimed(tag, victims) if aimed else None, rest)
+
+    return make
+
+
+def stalling(stage: Stage, engine: Engine) -> Make:
+    """How to stop a whole engine for a while."""
+    return lambda facts, tag: Stall(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts))
+
+
+def start_by_hand(stage: Stage, engine: Engine) -> None:
+    """Run its pd_restart on its host, as whoever runs it would; raises GuardFailed where the command itself fails."""
+    stage.hand(engine.host).must(f"{{ {engine.restart}\n}} </dev/null >/dev/null 2>&1", f"{engine.name} could not be started")
+
+
 @dataclass
 class Outcome:
     """What an experiment left, for the rules."""
@@ -109,6 +134,23 @@ class Outcome:
             met = Counter(record.outcome for record in self.records if record.sent < one.healed[1] and (record.end or record.sent) >= one.injected[0])
             said.append(f"{one.plan.does}: " + (", ".join(f"{count} {outcome}" for outcome, count in sorted(met.items())) or "no request"))
         return "; ".join(said) if len(said) > 1 else ""
+
+
+class Left(Protocol):
+    """What an experiment leaves behind, whatever it measured."""
+
+    settling: Settling
+    before: dict[str, HostFacts]
+    after: dict[str, HostFacts]
+    victims: set[str]
+    missing: set[str]
+
+
+def aftermath(stage: Stage, left: Left) -> Iterator[Finding]:
+    """What was hurt serves again, KV is back, nobody else died."""
+    yield from recovery.came_back(left.missing, stage.wish.restart_s)
+    yield from recovery.kv_is_back(left.settling, left.victims)
+    yield from recovery.nobody_else_died(stage.deployment, left.before, left.after, left.victims)
 
 
 def steady_state(stage: Stage, when: str) -> None:
@@ -163,13 +205,13 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, stead
 
     `steady=False`: that was just seen, and asking again would spoil what is to be met.
     """
-    facts = stage.facts()
+    facts, able = stage.facts(), serving(stage.deployment)
     faults = []
     for make in makes:
         tag = stage.tag()
         fault = make(facts, tag)
         why_not = fault.available(facts[stage.deployment.hosts[fault.host].machine]) or refusal(
-            stage.deployment, fault.host, fault.plan(), serving(stage.deployment), allow_last or stage.allow_outage
+            stage.deployment, fault.host, fault.plan(), able, allow_last or stage.allow_outage
         )
         if why_not:
             raise NotRun(f"{fault.name}: {why_not}")
@@ -253,9 +295,10 @@ def settle(stage: Stage, ready: Prepared) -> tuple[Settling, dict[str, HostFacts
     """KV back at its baseline, the facts afterwards, and no guard left; raises UnknownFact where one is."""
     settling = wait_for_baseline(stage.deployment, stage.book.model, ready.baseline, stage.kv_bound_s)
     after = stage.facts()
-    for fault, tag in ready.faults:
-        if tag in leftovers(stage.hand(fault.host)):
-            raise UnknownFact(f"{fault.host}: the guard {tag} is still there after healing; pytest chaos --cleanup")
+    for host in {fault.host for fault, _ in ready.faults}:
+        left = set(leftovers(stage.hand(host))) & {tag for _, tag in ready.faults}
+        if left:
+            raise UnknownFact(f"{host}: the guard {', '.join(sorted(left))} is still there after healing; pytest chaos --cleanup")
     return settling, after
 
 

@@ -20,6 +20,20 @@ signal_if_same() { # SIGNAL PID START COMMAND-CKSUM: only the very process that 
   same "$2" "$3" && [ "$(command_of "$2")" = "$4" ] && kill "-$1" "$2"
 }
 ours() { [ "$(head -n1 "$PDGATE_GUARD/$1/owner" 2>/dev/null)" = "pdgate guard" ]; }
+program_start() { # TAG NAME COMMAND...: in a session of its own, beside the guard, and noted as the process it is; its output is NAME.out
+  cd "$PDGATE_GUARD/$1" || return 1
+  program=$2; shift 2
+  setsid "$@" </dev/null >"$program.out" 2>&1 &
+  echo "$! $(started $!)" >"$program"
+}
+program_runs() { # TAG NAME: the very process that was noted; sets pid
+  { read -r pid ticks <"$PDGATE_GUARD/$1/$2"; } 2>/dev/null && same "$pid" "$ticks"
+}
+program_end() { # TAG NAME: 0 where it ran
+  program_runs "$1" "$2" && kill -9 "$pid"; set -- "$1" "$2" $?
+  rm -f "$PDGATE_GUARD/$1/$2"
+  return "$3"
+}
 guard_persist() { # TAG OWNER SURVIVES-REBOOT; the undo on stdin
   umask 077
   mkdir -p "$PDGATE_GUARD" || { echo "cannot write $PDGATE_GUARD"; return 1; }

@@ -18,7 +18,7 @@ from pdgate.serving.exchange import decoder_alone, front_of
 from pdgate.serving.golden import GoldenBook, judged_twice
 from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load, schedule
 from pdgate.serving.logs import LogBook, Logs, attribute
-from pdgate.serving.record import Record
+from pdgate.serving.record import Record, append_records
 from pdgate.serving.watch import Moment, Watch
 
 FLOWING_S = 1.0
@@ -112,8 +112,7 @@ class Observation:
         logs = Logs(self.logbook.read(), dict(self.logbook.unknown), datetime.date.today())
         judged, _ = judged_twice(self._result.records, self.book, decoder_alone(self.deployment), self.plan.deadline_s)
         records = attribute(judged, logs)
-        with (self.folder / "requests.jsonl").open("a") as out:
-            out.writelines(record.model_dump_json() + "\n" for record in records)
+        append_records(self.folder / "requests.jsonl", records)
         return records, logs, self._watch.moments
 
 

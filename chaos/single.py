@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.experiment import Make, Prepared, Stage, comes_back, inject, keep, prepare, serving, settle
-from chaos.faults.processes import Kill
+from chaos.experiment import Make, Prepared, Stage, comes_back, inject, keep, killing, prepare, serving, settle
 from chaos.guard import GuardFailed
 from chaos.injection import Applied, NotApplied
 from pdgate.facts.model import HostFacts, UnknownFact
@@ -22,7 +21,7 @@ from pdgate.serving.golden import GoldenBook, GoldenError, judged, judged_twice,
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
 from pdgate.serving.metrics import Sample
-from pdgate.serving.record import Record, now
+from pdgate.serving.record import Record, append_records, now
 
 LONG_ANSWER = 64  # tokens: decoding that lasts long enough to be met
 GOOD_IN_A_ROW = 3
@@ -83,7 +82,7 @@ def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
 
 
 def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
-    longest = max((known.prompt for known in stage.book.answers.values()), key=lambda prompt: len(prompt.text))
+    longest = stage.book.longest
     prompt = longest.model_copy(update={"max_tokens": LONG_ANSWER, "id": f"{longest.id}-{LONG_ANSWER}"})
     engine = next(engine for engine in stage.deployment.engines if engine.serves_decode)
     endpoint = endpoint_of(stage.deployment, engine)
@@ -109,8 +108,6 @@ def hit(
         ready = prepare(stage, [*holds, make], steady=False)  # a steady state would have met it
     folder = stage.bundle / name.replace(".", "-")
     logbook = LogBook(stage.deployment, stage.shells, folder / "logs")
-    logbook.read()
-    first = observe(stage.deployment)[0]
     asker = Asker(stage, prompt, leaves)
     (fault, tag), before = ready.faults[-1], ready.faults[:-1]
     try:
@@ -134,23 +131,19 @@ def hit(
     settling, after = settle(stage, ready)
     if applied.idle:
         raise UnknownFact(applied.idle)
-    with (stage.bundle / "requests.jsonl").open("a") as out:
-        out.writelines(one.model_dump_json() + "\n" for one in [*earlier, record])
+    append_records(stage.bundle / "requests.jsonl", [*earlier, record])
     logs = Logs(logbook.read(), dict(logbook.unknown), datetime.date.today())
     keep(stage, name, ready, [applied], None, settling.seconds, hit=evidence, outcome=record.outcome, detail=record.detail, good_s=good_s)
     missing = ready.victims - serving(stage.deployment)
     return Hit(
-        name, record, earlier, applied, evidence, good_s, settling, ready.facts, after, logs, (first, then), ready.victims, missing
+        name, record, earlier, applied, evidence, good_s, settling, ready.facts, after, logs, (ready.baseline, then), ready.victims, missing
     )  # fmt: skip
 
 
 def restart_quietly(stage: Stage, engine: Engine) -> None:
     """Restart an engine while nobody asks; raises UnknownFact where it does not come back."""
 
-    def make(facts: dict[str, HostFacts], tag: str) -> Kill:
-        return Kill(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts), engine.restart or "", engine.http_port)
-
-    [(fault, tag)] = prepare(stage, [make], steady=False).faults
+    [(fault, tag)] = prepare(stage, [killing(stage, engine)], steady=False).faults
     try:
         with inject(stage, fault, tag, 5):
             pass
@@ -173,7 +166,7 @@ def _the_one(stage: Stage, records: list[Record], applied: Applied, book: Golden
 def _good_again(stage: Stage, healed: float, ready: Prepared) -> float | None:
     """Seconds from the healing to the first of some good answers in a row, once all that was hurt serves; None: not in time."""
     door = front_of(stage.deployment, stage.proxy)
-    prompt = min((known.prompt for known in stage.book.answers.values()), key=lambda prompt: len(prompt.text))
+    prompt = stage.book.shortest
     deadline = time.monotonic() + stage.wish.restart_s + stage.wish.recovery_s
     good: list[Record] = []
     while time.monotonic() < deadline:

@@ -5,10 +5,9 @@ import random
 import pytest
 
 from chaos.campaign import draw, keep_schedule, reduce
-from chaos.experiment import run
+from chaos.experiment import aftermath, killing, run, stalling
 from chaos.faults.host import FewDescriptors
 from chaos.faults.network import Toxic
-from chaos.faults.processes import Kill, Stall
 from chaos.paths import side_channel
 from pdgate.facts.model import UnknownFact
 from pdgate.plugin import check
@@ -17,8 +16,6 @@ from pdgate.rules.finding import NotRun
 from pdgate.rules.recovery import Expectation
 
 AFTER_S = 6.0
-
-
 TOXICS = {"latency": {"latency": 100}, "reset_peer": {"timeout": 20}, "slicer": {"average_size": 64, "size_variation": 32, "delay": 500}}
 
 
@@ -27,16 +24,9 @@ def maker(stage, event):
     engine = stage.deployment.engine(event.engine)
     path, _, toxic = event.kind.rpartition("-")
     if path == "kill" or event.kind == "kill":
-        part = toxic if path else "engine"
-
-        def killed(facts, tag):
-            every, victims = (stage.victims(engine, which, facts) for which in ("engine", part))
-            rest = tuple(victim for victim in every if victim not in victims)
-            return Kill(engine.name, engine.host, part, victims, engine.restart, engine.http_port, rest=rest)
-
-        return killed
+        return killing(stage, engine, toxic if path else "engine")
     if event.kind == "stall":
-        return lambda facts, tag: Stall(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts))
+        return stalling(stage, engine)
     if event.kind == "no-descriptors":
         return lambda facts, tag: FewDescriptors(engine.name, engine.host, stage.victims(engine, "api", facts), tag)
     ports = (engine.http_port,) if path == "http" else tuple(side_channel(engine))
@@ -63,9 +53,7 @@ def findings_of(stage):
                 break  # the deployment has not come back from what was found already
             expected = Expectation(again + stage.wish.recovery_s)
             found += [finding for finding in recovery.behaved(f"{event}", outcome.measures, expected, outcome.records) if finding.severity != "note"]
-            found += recovery.came_back(outcome.missing, stage.wish.restart_s)
-            found += recovery.kv_is_back(outcome.settling, outcome.victims)
-            found += recovery.nobody_else_died(stage.deployment, outcome.before, outcome.after, outcome.victims)
+            found += aftermath(stage, outcome)
         return found
 
     return play

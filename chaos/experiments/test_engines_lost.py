@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.experiment import identify_pids, run
-from chaos.faults.processes import Kill, Stall
+from chaos.experiment import identify_pids, killing, run, stalling
+from chaos.faults.processes import Kill
 from pdgate.facts.model import UnknownFact
 from pdgate.plugin import check
 from pdgate.rules.finding import NotRun
@@ -18,12 +18,7 @@ def lose(stage, judged_by):
     """Kill a part of an engine under load and judge what became of the deployment."""
 
     def go(name, engine, part):
-        def make(facts, tag):
-            every, victims = (stage.victims(engine, which, facts) for which in ("engine", part))
-            rest = tuple(victim for victim in every if victim not in victims)
-            return Kill(engine.name, engine.host, part, victims, engine.restart or "", engine.http_port, rest=rest)
-
-        outcome = run(stage, name, make, hurt_s=DOWN_S, after_s=AFTER_S + stage.wish.restart_s)
+        outcome = run(stage, name, killing(stage, engine, part), hurt_s=DOWN_S, after_s=AFTER_S + stage.wish.restart_s)
         judged_by(outcome, Expectation(stage.wish.restart_s + stage.wish.recovery_s))
 
     return go
@@ -32,10 +27,7 @@ def lose(stage, judged_by):
 @pytest.fixture
 def stall(stage, judged_by):
     def go(name, engine):
-        def make(facts, tag):
-            return Stall(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts))
-
-        outcome = run(stage, name, make, hurt_s=STALL_S, after_s=AFTER_S)
+        outcome = run(stage, name, stalling(stage, engine), hurt_s=STALL_S, after_s=AFTER_S)
         judged_by(outcome, Expectation(stage.wish.recovery_s))
 
     return go

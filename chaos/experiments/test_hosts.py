@@ -1,9 +1,7 @@
 """A host runs out of something, loses a link, or has stale files lying about: does what runs there live through it?"""
 
-
-from chaos.experiment import comes_back, run
+from chaos.experiment import comes_back, killing, run, start_by_hand
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
-from chaos.faults.processes import Kill
 from pdgate.plugin import check
 from pdgate.rules import recovery
 from pdgate.rules.finding import NotRun
@@ -20,17 +18,14 @@ def test_an_engine_starts_though_stale_files_of_a_dead_one_lie_about(stage, pref
     def stale(facts, tag):
         return PlantLeftovers(p.host, STALE)
 
-    def killed(facts, tag):
-        return Kill(p.name, p.host, "engine", stage.victims(p, "engine", facts), p.restart or "", p.http_port)
-
     returns = {}
 
     def started_among_them():
-        stage.hand(p.host).must(f"{{ {p.restart}\n}} </dev/null >/dev/null 2>&1", f"{p.name} could not be started")
+        start_by_hand(stage, p)
         returns[p.name] = comes_back(stage, p.name, stage.wish.restart_s)
 
     outcome = run(
-        stage, "recovery.leftovers", killed, stale, hurt_s=HURT_S, after_s=AFTER_S + stage.wish.restart_s, meanwhile=started_among_them,
+        stage, "recovery.leftovers", killing(stage, p), stale, hurt_s=HURT_S, after_s=AFTER_S + stage.wish.restart_s, meanwhile=started_among_them,
         meanwhile_s=stage.wish.restart_s,
     )  # fmt: skip
     judged_by(outcome, Expectation(stage.wish.restart_s + stage.wish.recovery_s), recovery.each_in_time(returns, stage.wish.restart_s))

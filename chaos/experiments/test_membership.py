@@ -1,10 +1,7 @@
 """Instances leave and come back under load: taken out of the proxy, restarted one after the other, silent for longer than anybody should wait."""
 
-import pytest
-
-from chaos.experiment import run
+from chaos.experiment import killing, run
 from chaos.faults.instances import RemoveInstance
-from chaos.faults.processes import Kill
 from pdgate.plugin import check
 from pdgate.rules import recovery
 from pdgate.rules.finding import NotRun
@@ -12,14 +9,6 @@ from pdgate.rules.recovery import Expectation
 
 HURT_S, AFTER_S = 3.0, 5.0
 BEYOND_S = 3.0  # watched behind the moment by which a silent engine must be left out
-
-
-@pytest.fixture
-def killed(stage):
-    def of(engine):
-        return lambda facts, tag: Kill(engine.name, engine.host, "engine", stage.victims(engine, "engine", facts), engine.restart or "", engine.http_port)
-
-    return of
 
 
 @check("recovery.instance-removed", severity="critical", waivable=False)
@@ -38,18 +27,18 @@ def test_an_instance_taken_out_of_the_proxy_drains_and_comes_back(stage, deploym
 
 
 @check("recovery.rolling-restart", severity="critical", reference="smg-project/smg#2491", waivable=False)
-def test_prefill_engines_restarted_one_after_the_other_are_all_back_in_time(stage, prefills, judged_by, killed):
-    outcome = run(stage, "recovery.rolling-restart", *map(killed, prefills), hurt_s=0.5, after_s=AFTER_S + stage.wish.restart_s, in_turn=True)
+def test_prefill_engines_restarted_one_after_the_other_are_all_back_in_time(stage, prefills, judged_by):
+    outcome = run(stage, "recovery.rolling-restart", *(killing(stage, p) for p in prefills), hurt_s=0.5, after_s=AFTER_S + stage.wish.restart_s, in_turn=True)
     judged_by(outcome, Expectation(stage.wish.recovery_s), recovery.each_in_time(outcome.returns, stage.wish.restart_s))
 
 
 @check("recovery.failover", severity="critical", reference="field report R3", waivable=False)
-def test_nobody_is_sent_to_a_silent_engine_for_longer_than_was_promised(stage, deployment, decoders, judged_by, killed):
+def test_nobody_is_sent_to_a_silent_engine_for_longer_than_was_promised(stage, deployment, decoders, judged_by):
     promised = deployment.front_host.expect.failover_s
     if promised is None:
         raise NotRun("no promise declared (pd_expect.failover_s): the proxy may go on asking an engine that is gone")
     outcome = run(
-        stage, "recovery.failover", killed(decoders[0]), hurt_s=promised + BEYOND_S, after_s=AFTER_S + stage.wish.restart_s,
+        stage, "recovery.failover", killing(stage, decoders[0]), hurt_s=promised + BEYOND_S, after_s=AFTER_S + stage.wish.restart_s,
     )  # fmt: skip
     judged_by(
         outcome, Expectation(stage.wish.restart_s + stage.wish.recovery_s),

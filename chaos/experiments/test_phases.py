@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from chaos import phases
+from chaos.experiment import aftermath, killing
 from chaos.faults.network import Partition, Throttle
-from chaos.faults.processes import Kill
-from chaos.paths import peers_of, plain_ports
+from chaos.paths import peers_of, plain_ports, side_channel
 from chaos.single import hit
 from pdgate.plugin import check
 from pdgate.rules import loss, recovery
@@ -25,9 +25,7 @@ def ended_well(stage, deployment, judge):
         judge(itertools.chain(
             loss.ended_as_expected(f"proxy {stage.proxy.name}", phase, found.record, expected, stage.deadline_s, lost.name),
             recovery.good_again(f"proxy {stage.proxy.name}", found.good_s, stage.wish.restart_s + stage.wish.recovery_s, lost.name),
-            recovery.came_back(found.missing, stage.wish.restart_s),
-            recovery.kv_is_back(found.settling, found.victims),
-            recovery.nobody_else_died(deployment, found.before, found.after, found.victims),
+            aftermath(stage, found),
         ))  # fmt: skip
 
     return run
@@ -38,11 +36,7 @@ def strike(stage):
     """Kill an engine when its aim sees the phase: (engine, aim from engine, tag and victims) -> what was hit."""
 
     def run(name, engine, aimed, holds=(), hurt_s=HURT_S, **how):
-        def make(facts, tag):
-            victims = stage.victims(engine, "engine", facts)
-            return Kill(engine.name, engine.host, "engine", victims, engine.restart or "", engine.http_port, aimed(tag, victims))
-
-        return hit(stage, name, make, hurt_s=hurt_s, holds=holds, **how)
+        return hit(stage, name, killing(stage, engine, aimed=aimed), hurt_s=hurt_s, holds=holds, **how)
 
     return run
 
@@ -87,7 +81,7 @@ def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, st
 
 @check("recovery.hit.received", severity="critical", reference="vllm#50425", waivable=False)
 def test_a_decode_engine_dies_with_kv_it_has_not_acknowledged_and_prefill_gets_its_blocks_back(stage, prefills, decoders, strike, ended_well):
-    d, ports = decoders[0], tuple(port for p in prefills for port in phases.side_channel(p) if p.host == prefills[0].host)
+    d, ports = decoders[0], tuple(port for p in prefills for port in side_channel(p) if p.host == prefills[0].host)
 
     def unacknowledged(facts, tag):
         return Partition(prefills[0].host, (str(d.address),), tag, 60, "in", ports)

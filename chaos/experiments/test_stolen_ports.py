@@ -2,9 +2,8 @@
 
 import pytest
 
-from chaos.experiment import run
+from chaos.experiment import killing, run, start_by_hand
 from chaos.faults.ports import OccupyPorts
-from chaos.faults.processes import Kill
 from chaos.paths import side_channel
 from pdgate.plugin import check
 from pdgate.rules import recovery
@@ -19,17 +18,13 @@ def test_an_engine_whose_ports_were_stolen_between_restarts_says_no_and_comes_ba
     p = prefills[0]
     ports = side_channel(p)[-1:] if which == "one" else side_channel(p)
 
-    def killed(facts, tag):
-        return Kill(p.name, p.host, "engine", stage.victims(p, "engine", facts), p.restart or "", p.http_port)
-
     def stolen(facts, tag):
         return OccupyPorts(p.host, str(p.address), tuple(ports), tag, while_down=True)
 
-    def started_in_vain():
-        # As whoever runs it would: start the engine, and find out that it cannot have its ports.
-        stage.hand(p.host).must(f"{{ {p.restart}\n}} </dev/null >/dev/null 2>&1", f"{p.name} could not be started")
-
-    outcome = run(stage, f"recovery.port-stolen.{which}", killed, stolen, hurt_s=STOLEN_S, after_s=AFTER_S + stage.wish.restart_s, meanwhile=started_in_vain)
+    outcome = run(
+        stage, f"recovery.port-stolen.{which}", killing(stage, p), stolen, hurt_s=STOLEN_S, after_s=AFTER_S + stage.wish.restart_s,
+        meanwhile=lambda: start_by_hand(stage, p),  # in vain: it cannot have its ports
+    )  # fmt: skip
     unknown = outcome.logs.unknown.get(p.name, "")
     lines = None if unknown else outcome.logs.lines.get(p.name, [])
     judged_by(outcome, Expectation(stage.wish.restart_s + stage.wish.recovery_s), recovery.said_why(p, lines, unknown))

@@ -17,10 +17,24 @@ TOXICS = ("latency", "bandwidth", "timeout", "reset_peer", "slicer", "limit_data
 API_PORT = 18474
 FIRST_LISTEN = 18500
 DRAIN_S = 8
+NEEDS_NFT = "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }"
 
 
 def table(tag: str) -> str:
     return f"pdgate_{tag.replace('-', '_')}"
+
+
+def _nft(rules: list[str]) -> str:
+    """sh: give the kernel these rules, all or none."""
+    return f"{NEEDS_NFT}\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
+
+
+def _drop(family: str, tag: str) -> str:
+    return f"nft delete table {family} {table(tag)} 2>/dev/null; true"
+
+
+def _dropped(family: str, tag: str, what: str) -> str:
+    return f"! nft list table {family} {table(tag)} >/dev/null 2>&1 || {{ echo 'the {what} is still there'; exit 1; }}"
 
 
 def _met(family: str, tag: str) -> str:
@@ -59,11 +73,10 @@ class Partition:
         return None
 
     def plan(self) -> Plan:
-        undo = f"nft delete table inet {table(self.tag)} 2>/dev/null; true"
         way = {"in": "from", "out": "to", "both": "from and to"}[self.direction]
         which = f"ports {', '.join(map(str, self.ports))}" if self.ports else "all ports but ssh"
         verb = f"refuses the first {self.first} connections" if self.first else "resets TCP" if self.refuse else "drops TCP"
-        return Plan(f"{self.host} {verb} {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", undo)
+        return Plan(f"{self.host} {verb} {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", _drop("inet", self.tag))
 
     def inject(self) -> str:
         elements = ", ".join(f"{peer} timeout {self.seconds}s" for peer in self.peers)
@@ -78,7 +91,7 @@ class Partition:
         if self.direction in ("out", "both"):
             rules += [f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr @peers {port_out} {act}"]
         rules.append(f"add element inet {name} peers {{ {elements} }}")
-        return "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
+        return _nft(rules)
 
     def verify_applied(self) -> str:
         checks = " && ".join(f"nft list set inet {table(self.tag)} peers | grep -q '{peer} '" for peer in self.peers)
@@ -91,7 +104,7 @@ class Partition:
         return self.plan().undo
 
     def verify_healed(self) -> str:
-        return f"! nft list table inet {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the rule is still there'; exit 1; }}"
+        return _dropped("inet", self.tag, "rule")
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,7 @@ class Throttle:
         return None if self.peers else "no peer address is known to be slowed"
 
     def plan(self) -> Plan:
-        undo = f"nft delete table inet {table(self.tag)} 2>/dev/null; true"
-        return Plan(f"{self.host} exchanges at most {self.kbytes_s} KB/s with {', '.join(self.peers)}", "the host's TCP beside HTTP and side channel", undo)
+        return Plan(f"{self.host} exchanges at most {self.kbytes_s} KB/s with {', '.join(self.peers)}", "the host's TCP beside HTTP and side channel", _drop("inet", self.tag))
 
     def inject(self) -> str:
         name, ports, peers = table(self.tag), ", ".join(map(str, sorted({22, *self.but}))), ", ".join(self.peers)
@@ -123,7 +135,7 @@ class Throttle:
             f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr {{ {peers} }} {over}",
             f"add chain inet {name} out {{ type filter hook output priority -150; }}", f"add rule inet {name} out ip daddr {{ {peers} }} {over}",
         ]  # fmt: skip
-        return "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
+        return _nft(rules)
 
     def verify_applied(self) -> str:
         return f"nft list table inet {table(self.tag)} | grep -q 'limit rate over' && echo 'the kernel holds the limit' || {{ echo 'the limit is not there'; exit 1; }}"
@@ -132,7 +144,7 @@ class Throttle:
         return self.plan().undo
 
     def verify_healed(self) -> str:
-        return f"! nft list table inet {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the limit is still there'; exit 1; }}"
+        return _dropped("inet", self.tag, "limit")
 
 
 @dataclass(frozen=True)
@@ -171,8 +183,7 @@ class Toxic:
         undo = (
             f"{self.relieve()}\n"
             f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 0[1458]' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
-            f"read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy 2>/dev/null && same $pid $ticks && kill -9 $pid && sleep 0.3\n"
-            f"rm -f $PDGATE_GUARD/{self.tag}/toxiproxy; nft delete table ip {table(self.tag)} 2>/dev/null; true"
+            f"program_end {self.tag} toxiproxy && sleep 0.3\n{_drop('ip', self.tag)}"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
         ports = ", ".join(map(str, self.ports))
@@ -184,26 +195,24 @@ class Toxic:
             for n, port in enumerate(self.ports)
         ]
         toxic = json.dumps({"name": "pdgate", "type": self.toxic, "stream": self.stream, "toxicity": 1.0, "attributes": self.attributes})
-        redirects = "\n".join(
-            f"add rule ip {table(self.tag)} through ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)
-        )
+        name = table(self.tag)
+        rules = [f"add table ip {name}", f"add chain ip {name} through {{ type nat hook prerouting priority -100; }}"]
+        rules += [f"add rule ip {name} through ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)]
         toxics = "\n".join(f"ask POST /proxies/p{port}/toxics '{toxic}' || exit 1" for port in self.ports)
         return (
-            f"command -v nft >/dev/null || {{ echo 'no nft on the host'; exit 1; }}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"
+            f"{NEEDS_NFT}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"
             f"cd $PDGATE_GUARD/{self.tag}\n"
             f"cat > config.json <<'JSON'\n{json.dumps(proxies)}\nJSON\n"
-            f"setsid $server -host 127.0.0.1 -port {API_PORT} -config config.json </dev/null >toxiproxy.out 2>&1 &\n"
-            f'echo "$! $(started $!)" >toxiproxy\n'
+            f"program_start {self.tag} toxiproxy $server -host 127.0.0.1 -port {API_PORT} -config config.json\n"
             f"{ASK}"
             "n=0; until ask GET /version ''; do n=$((n + 1)); [ $n -lt 50 ] || { cat toxiproxy.out; exit 1; }; sleep 0.1; done\n"
-            f"{toxics}\n"
-            f"nft -f - <<'NFT'\nadd table ip {table(self.tag)}\nadd chain ip {table(self.tag)} through {{ type nat hook prerouting priority -100; }}\n{redirects}\nNFT"
+            f"{toxics}\n{_nft(rules)}"
         )
 
     def verify_applied(self) -> str:
         listed = " && ".join(f"ask GET /proxies/p{port}/toxics '' | grep -q '\"{self.toxic}\"'" for port in self.ports)
         return (
-            f"{ASK}read pid ticks <$PDGATE_GUARD/{self.tag}/toxiproxy && same $pid $ticks && {listed} && nft list table ip {table(self.tag)} | grep -c redirect\\ to >/dev/null "
+            f"{ASK}program_runs {self.tag} toxiproxy && {listed} && nft list table ip {table(self.tag)} | grep -c redirect\\ to >/dev/null "
             f"&& echo 'toxiproxy holds the toxic, nftables redirects to it' || {{ echo 'the toxic or the redirect is not there'; exit 1; }}"
         )
 
@@ -224,7 +233,7 @@ class Toxic:
 
     def verify_healed(self) -> str:
         return (
-            f"! nft list table ip {table(self.tag)} >/dev/null 2>&1 || {{ echo 'the redirect is still there'; exit 1; }}\n"
+            f"{_dropped('ip', self.tag, 'redirect')}\n"
             f"n=0; until {quiet_port(API_PORT)}; do n=$((n + 1)); [ $n -lt 20 ] || {{ echo 'toxiproxy is still there'; exit 1; }}; sleep 0.1; done"
         )
 

@@ -44,10 +44,6 @@ class OccupyPorts:
     def name(self) -> str:
         return "occupy-ports"
 
-    @property
-    def _pid_file(self) -> str:
-        return f"$PDGATE_GUARD/{self.tag}/listener"
-
     def available(self, facts: HostFacts) -> str | None:
         held = [listener.port for listener in facts.listeners.get() if listener.port in self.ports]
         if held and not self.while_down:
@@ -55,7 +51,7 @@ class OccupyPorts:
         return None
 
     def plan(self) -> Plan:
-        undo = f"read pid ticks <{self._pid_file} 2>/dev/null && same $pid $ticks && kill -9 $pid; rm -f {self._pid_file}; true"
+        undo = f"program_end {self.tag} listener; true"
         ports = ", ".join(map(str, self.ports))
         return Plan(f"a web server listens on {self.address}:{ports} of {self.host}", f"TCP ports {ports}: the KV side channel's handshake", undo)
 
@@ -64,17 +60,16 @@ class OccupyPorts:
         return (
             "python=$(command -v python3 || command -v python) || { echo 'no python on the host to listen with'; exit 1; }\n"
             f"cd $PDGATE_GUARD/{self.tag} && cat > listen.py <<'PY'{LISTENER}PY\n"
-            f"setsid $python listen.py {self.address} {ports} </dev/null >listen.out 2>&1 &\n"
-            f'echo "$! $(started $!)" >{self._pid_file}\n'
-            "n=0; until grep -q held listen.out; do n=$((n + 1)); [ $n -lt 50 ] || { cat listen.out; exit 1; }; sleep 0.1; done"
+            f"program_start {self.tag} listener $python listen.py {self.address} {ports}\n"
+            "n=0; until grep -q held listener.out; do n=$((n + 1)); [ $n -lt 50 ] || { cat listener.out; exit 1; }; sleep 0.1; done"
         )
 
     def verify_applied(self) -> str:
         taken = " && ".join(f"! {{ {quiet_port(port)}; }}" for port in self.ports)
-        return f"read pid ticks <{self._pid_file} && same $pid $ticks && {taken} && echo \"pid $pid listens\" || {{ echo 'the ports are not held'; exit 1; }}"
+        return f"program_runs {self.tag} listener && {taken} && echo \"pid $pid listens\" || {{ echo 'the ports are not held'; exit 1; }}"
 
     def heal(self) -> str:
         return self.plan().undo
 
     def verify_healed(self) -> str:
-        return f"[ ! -e {self._pid_file} ] || {{ echo 'the listener is still noted'; exit 1; }}"
+        return f"[ ! -e $PDGATE_GUARD/{self.tag}/listener ] || {{ echo 'the listener is still noted'; exit 1; }}"

@@ -59,15 +59,11 @@ class Storm:
     def name(self) -> str:
         return "abort-storm" if self.body else "connection-storm"
 
-    @property
-    def _folder(self) -> str:
-        return f"$PDGATE_GUARD/{self.tag}"
-
     def available(self, facts: HostFacts) -> str | None:
         return "no body of a request to leave" if self.body and not json.loads(self.body) else None
 
     def plan(self) -> Plan:
-        undo = f"read pid ticks <{self._folder}/storm 2>/dev/null && same $pid $ticks && kill -9 $pid; rm -f {self._folder}/storm; true"
+        undo = f"program_end {self.tag} storm; true"
         what = f"{self.count} requests a second whose clients leave" if self.body else f"{self.count} idle connections"
         return Plan(f"{what}, from {self.host} to {self.address}:{self.port}", "one HTTP port", undo)
 
@@ -75,17 +71,16 @@ class Storm:
         program, least = (ABORTS, 5) if self.body else (CONNECTIONS, self.count)
         return (
             "python=$(command -v python3 || command -v python) || { echo 'no python on the host to make a storm with'; exit 1; }\n"
-            f"cd {self._folder} && cat > storm.py <<'PY'{program}PY\n"
-            f"setsid $python storm.py {self.address} {self.port} {self.count} {shlex.quote(self.body)} </dev/null >storm.out 2>&1 &\n"
-            'echo "$! $(started $!)" >storm\n'
+            f"cd $PDGATE_GUARD/{self.tag} && cat > storm.py <<'PY'{program}PY\n"
+            f"program_start {self.tag} storm $python storm.py {self.address} {self.port} {self.count} {shlex.quote(self.body)}\n"
             f"n=0; until set -- $(tail -n1 storm.out) && [ \"${{2:-0}}\" -ge {least} ]; do n=$((n + 1)); [ $n -lt 60 ] || {{ tail -n2 storm.out; echo 'the storm does not rise'; exit 1; }}; sleep 0.1; done"
         )
 
     def verify_applied(self) -> str:
-        return f"read pid ticks <{self._folder}/storm && same $pid $ticks && tail -n1 {self._folder}/storm.out || {{ echo 'no storm runs'; exit 1; }}"
+        return f"program_runs {self.tag} storm && tail -n1 $PDGATE_GUARD/{self.tag}/storm.out || {{ echo 'no storm runs'; exit 1; }}"
 
     def heal(self) -> str:
         return self.plan().undo
 
     def verify_healed(self) -> str:
-        return f"[ ! -e {self._folder}/storm ] || {{ echo 'the storm is still noted'; exit 1; }}"
+        return f"[ ! -e $PDGATE_GUARD/{self.tag}/storm ] || {{ echo 'the storm is still noted'; exit 1; }}"

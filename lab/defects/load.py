@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from lab.defects.misbehaving import decoder, engines, proxy
 from lab.defects.registry import defect
 from lab.plan import LabPlan
 
@@ -12,69 +11,56 @@ WINDOW = {"from": 15, "to": 90}  # requests through the proxy: within the load, 
 NO_SCORES = "vllm-ascend#13214, #16517"
 
 
-def _proxy(plan: LabPlan, name: str, value: Any = True) -> None:
-    plan.host_of("p0").misbehave("proxy", name, value)
-
-
-def _decoder(plan: LabPlan, rank: int, name: str, value: Any = True) -> None:
-    plan.host_of("d0").misbehave(f"engine:{7000 + rank}", name, value)
-
-
-def _all(plan: LabPlan, host: str, name: str, value: Any = True) -> None:
-    for port in range(7000, 7004):
-        plan.host_of(host).misbehave(f"engine:{port}", name, value)
-
-
 # -- answers ---------------------------------------------------------------------------------------------------------------
 
 
 @defect("wrong-kv-under-load", trips={"service.load.wrong"}, reference="vllm-ascend#17044", run=LOAD)
 def some_answers_are_wrong_under_load(plan: LabPlan) -> None:
     """One decode engine decodes some requests over KV it never wrote; log and metrics say that it came."""
-    _decoder(plan, 1, "drop_pulled_kv", {"from": 2, "to": 8})
+    decoder(plan, 1, "drop_pulled_kv", {"from": 2, "to": 8})
 
 
 @defect("failed-pulls-answered", trips={"service.load.wrong", "logs.errors"}, reference="vllm-ascend#17044", run=LOAD)
 def failed_pulls_are_answered(plan: LabPlan) -> None:
     """Some pulls fail on one decode engine, are logged, and answered all the same."""
-    _decoder(plan, 1, "pulls_fail", {"from": 2, "to": 6})
+    decoder(plan, 1, "pulls_fail", {"from": 2, "to": 6})
 
 
 @defect("late-pull", trips={"service.load.wrong", "service.load.no-forced-frees"}, alone=True, reference="vllm-ascend#15420", run=LOAD, nightly=True)
 def decode_pulls_blocks_that_were_freed(plan: LabPlan) -> None:
     """One decode engine pulls some requests after P's abort timeout: their blocks are others' by then."""
-    _decoder(plan, 0, "pulls_late", {"from": 12, "to": 14, "seconds": 4.0})
-    _all(plan, "p0", "recycles_at_once")
+    decoder(plan, 0, "pulls_late", {"from": 12, "to": 14, "seconds": 4.0})
+    engines(plan, "p0", "recycles_at_once")
 
 
 @defect("empty-200", trips={"service.load.answered", "service.stream.integrity"}, reference="vllm-ascend#13140", run=LOAD)
 def some_answers_are_empty(plan: LabPlan) -> None:
     """The proxy ends some answers with 200 and no byte, as when the decoder failed before its first token."""
-    _proxy(plan, "empty_200", {**WINDOW, "every": 6})
+    proxy(plan, "empty_200", {**WINDOW, "every": 6})
 
 
 @defect("proxy-500s", trips={"service.load.answered"}, run=LOAD)
 def some_requests_fail(plan: LabPlan) -> None:
     """The proxy answers every eighth request of the load with 500."""
-    _proxy(plan, "fails", {**WINDOW, "every": 8})
+    proxy(plan, "fails", {**WINDOW, "every": 8})
 
 
 @defect("hang-under-load", trips={"service.load.answered", "service.load.kv"}, reference="vllm#35943", run=LOAD)
 def some_requests_wait_for_ever(plan: LabPlan) -> None:
     """Some requests of one decode engine never leave WAITING_FOR_REMOTE_KVS; its health stays green."""
-    _decoder(plan, 2, "hang_waiting_for_kv", {"from": 3, "to": 5})
+    decoder(plan, 2, "hang_waiting_for_kv", {"from": 3, "to": 5})
 
 
 @defect("cut-streams", trips={"service.stream.integrity"}, reference="vllm-ascend#13140", run=LOAD)
 def some_streams_are_cut(plan: LabPlan) -> None:
     """The proxy ends some streams politely after three chunks, without finish reason and [DONE]."""
-    _proxy(plan, "cuts", {**WINDOW, "every": 3})
+    proxy(plan, "cuts", {**WINDOW, "every": 3})
 
 
 @defect("doubled-requests", trips={"service.load.conservation"}, run=LOAD)
 def the_proxy_asks_the_decoder_twice(plan: LabPlan) -> None:
     """The proxy sends every fourth request to its decoder twice and forwards the second answer."""
-    _proxy(plan, "doubles", {**WINDOW, "every": 4})
+    proxy(plan, "doubles", {**WINDOW, "every": 4})
 
 
 # -- what stays ------------------------------------------------------------------------------------------------------------
@@ -83,7 +69,7 @@ def the_proxy_asks_the_decoder_twice(plan: LabPlan) -> None:
 @defect("load-aborts-leak", trips={"service.load.kv"}, reference="vllm-ascend#16662", run=LOAD)
 def short_answers_leak_when_cancelled(plan: LabPlan) -> None:
     """Decode engines never free the blocks of a cancelled request with a short answer."""
-    _all(plan, "d0", "leak_on_abort", {"state": "running", "most": 16})
+    engines(plan, "d0", "leak_on_abort", {"state": "running", "most": 16})
 
 
 @defect("lost-done-signals", trips={"service.load.no-forced-frees"}, reference="vllm-ascend#13240", run=LOAD)
@@ -95,25 +81,25 @@ def prefill_never_hears_that_kv_was_fetched(plan: LabPlan) -> None:
 @defect("health-green-while-stalled", trips={"service.health.honest"}, reference="vllm#45526", run=LOAD)
 def an_engine_stalls_and_says_it_is_well(plan: LabPlan) -> None:
     """One decode engine brings no token for 4.5 s, then goes on; /health is green all the time."""
-    _decoder(plan, 0, "stalls", {"at": 12, "seconds": 4.5})
+    decoder(plan, 0, "stalls", {"at": 12, "seconds": 4.5})
 
 
 @defect("prefill-score-leaks", trips={"service.proxy.drained"}, reference=NO_SCORES, run=LOAD)
 def a_cancel_during_prefill_is_never_released(plan: LabPlan) -> None:
     """The proxy keeps score and count of requests whose client left during prefill, as the upstream one does."""
-    _proxy(plan, "leaks_on_cancel")
+    proxy(plan, "leaks_on_cancel")
 
 
 @defect("double-release", trips={"service.balance"}, reference=NO_SCORES, run=LOAD)
 def decoders_are_released_twice(plan: LabPlan) -> None:
     """The proxy releases every second request twice: one decoder's score goes below zero, and it is preferred for ever."""
-    _proxy(plan, "double_release", {"from": 20, "every": 2})
+    proxy(plan, "double_release", {"from": 20, "every": 2})
 
 
 @defect("first-prefill-only", trips={"service.balance"}, run=LOAD)
 def the_proxy_knows_one_prefiller(plan: LabPlan) -> None:
     """The proxy sends every request to the first P engine."""
-    _proxy(plan, "first_prefiller_only")
+    proxy(plan, "first_prefiller_only")
 
 
 # -- objectives ------------------------------------------------------------------------------------------------------------
@@ -122,7 +108,7 @@ def the_proxy_knows_one_prefiller(plan: LabPlan) -> None:
 @defect("slow-first-token", trips={"service.slo.ttft"}, run=LOAD, alone=True, nightly=True)
 def the_first_token_is_late(plan: LabPlan) -> None:
     """Decode engines hold every first token back for 0.5 s."""
-    _all(plan, "d0", "first_token_delay_s", 0.5)
+    engines(plan, "d0", "first_token_delay_s", 0.5)
 
 
 @defect("slow-tokens", trips={"service.slo.itl"}, run=LOAD, alone=True, nightly=True)
@@ -135,13 +121,13 @@ def tokens_are_slow(plan: LabPlan) -> None:
 @defect("late-ends", trips={"service.slo.e2e"}, run=LOAD, alone=True, nightly=True)
 def answers_end_late(plan: LabPlan) -> None:
     """Decode engines end each answer 1.1 s after its last token."""
-    _all(plan, "d0", "ends_late", {"seconds": 1.1})
+    engines(plan, "d0", "ends_late", {"seconds": 1.1})
 
 
 @defect("some-end-very-late", trips={"service.slo.throughput"}, run=LOAD, alone=True, nightly=True)
 def a_few_answers_take_very_long(plan: LabPlan) -> None:
     """Every ninth answer of a decode engine ends 4.5 s late: the same requests take twice the time."""
-    _all(plan, "d0", "ends_late", {"seconds": 4.5, "from": 13, "every": 9})
+    engines(plan, "d0", "ends_late", {"seconds": 4.5, "from": 13, "every": 9})
 
 
 # -- many at once ----------------------------------------------------------------------------------------------------------
@@ -150,19 +136,19 @@ def a_few_answers_take_very_long(plan: LabPlan) -> None:
 @defect("concurrency-below-declared", trips={"service.concurrency"}, run=LOAD)
 def fewer_requests_at_once_than_declared(plan: LabPlan) -> None:
     """The proxy refuses longer requests while 28 are in flight; 32 are declared."""
-    _proxy(plan, "refuses", {"above": 28, "bytes": 1000})
+    proxy(plan, "refuses", {"above": 28, "bytes": 1000})
 
 
 @defect("connection-limit", trips={"service.connections.storm"}, run=LOAD)
 def a_connection_storm_is_refused(plan: LabPlan) -> None:
     """The proxy refuses what comes while 40 requests are in flight."""
-    _proxy(plan, "refuses", {"above": 40})
+    proxy(plan, "refuses", {"above": 40})
 
 
 @defect("slow-readers-dropped", trips={"service.readers.slow"}, run=LOAD)
 def slow_readers_are_dropped(plan: LabPlan) -> None:
     """The proxy gives up on a client that has not taken its bytes for half a second."""
-    _proxy(plan, "drops_slow_readers")
+    proxy(plan, "drops_slow_readers")
 
 
 # -- clients that leave ----------------------------------------------------------------------------------------------------
@@ -171,13 +157,13 @@ def slow_readers_are_dropped(plan: LabPlan) -> None:
 @defect("queued-aborts-leak", trips={"service.cancel.queued"}, reference="vllm#50425", run=LOAD)
 def queued_requests_stay_when_cancelled(plan: LabPlan) -> None:
     """P engines never drop a long request that was cancelled while it was queued."""
-    _all(plan, "p0", "leak_on_abort", {"state": "waiting", "like": "day 3"})
+    engines(plan, "p0", "leak_on_abort", {"state": "waiting", "like": "day 3"})
 
 
 @defect("prefilling-aborts-leak", trips={"service.cancel.prefilling"}, run=LOAD)
 def prefilling_requests_leak_when_cancelled(plan: LabPlan) -> None:
     """P engines never free the blocks of a certain long request that was cancelled while it was computed."""
-    _all(plan, "p0", "leak_on_abort", {"state": "prefilling", "like": "day 2"})
+    engines(plan, "p0", "leak_on_abort", {"state": "prefilling", "like": "day 2"})
 
 
 @defect("prefilled-never-expires", trips={"service.cancel.prefilled"}, reference="vllm-ascend#13240", run=LOAD)
@@ -189,19 +175,19 @@ def prefill_holds_unfetched_kv_for_ever(plan: LabPlan) -> None:
 @defect("transferring-aborts-leak", trips={"service.cancel.transferring"}, reference="vllm-ascend#12383", run=LOAD)
 def transferring_requests_leak_when_cancelled(plan: LabPlan) -> None:
     """The first decode engine never frees the blocks of a long request that was cancelled during its transfer."""
-    _decoder(plan, 0, "leak_on_abort", {"state": "deferred", "like": "day 2", "alone": True})
+    decoder(plan, 0, "leak_on_abort", {"state": "deferred", "like": "day 2", "alone": True})
 
 
 @defect("long-answers-leak", trips={"service.cancel.baseline"}, reference="vllm-ascend#12383", run=LOAD)
 def long_answers_leak_when_cancelled(plan: LabPlan) -> None:
     """Decode engines never free the blocks of a cancelled request with a long answer."""
-    _all(plan, "d0", "leak_on_abort", {"state": "running", "least": 500})
+    engines(plan, "d0", "leak_on_abort", {"state": "running", "least": 500})
 
 
 @defect("abort-storm-leaks", trips={"service.cancel.storm"}, reference="sglang#28651", run=LOAD)
 def an_abort_storm_leaks(plan: LabPlan) -> None:
     """Decode engines lose blocks when five clients or more leave within a second."""
-    _all(plan, "d0", "leak_on_abort", {"state": "running", "least": 100, "most": 400, "storm": 5})
+    engines(plan, "d0", "leak_on_abort", {"state": "running", "least": 100, "most": 400, "storm": 5})
 
 
 # -- bad requests ----------------------------------------------------------------------------------------------------------
@@ -210,19 +196,19 @@ def an_abort_storm_leaks(plan: LabPlan) -> None:
 @defect("bad-parameter-500", trips={"service.errors.bad-parameter"})
 def a_bad_parameter_gets_500(plan: LabPlan) -> None:
     """The proxy turns P's complaint about a parameter into 500."""
-    _proxy(plan, "client_errors_become_500", {"status": 400, "saying": "validation error"})
+    proxy(plan, "client_errors_become_500", {"status": 400, "saying": "validation error"})
 
 
 @defect("unknown-path-200", trips={"service.errors.unknown-path"})
 def an_unknown_path_gets_200(plan: LabPlan) -> None:
     """The proxy answers a path it does not serve with 200."""
-    _proxy(plan, "unknown_path_200")
+    proxy(plan, "unknown_path_200")
 
 
 @defect("engine-500-on-bad-parameter", trips={"service.errors.direct"})
 def an_engine_answers_a_bad_parameter_with_500(plan: LabPlan) -> None:
     """The last decode engine answers a bad parameter with 500; nobody sees it through the proxy, since P refuses first."""
-    _decoder(plan, 3, "bad_parameters_500")
+    decoder(plan, 3, "bad_parameters_500")
 
 
 # -- logs ------------------------------------------------------------------------------------------------------------------
@@ -231,22 +217,22 @@ def an_engine_answers_a_bad_parameter_with_500(plan: LabPlan) -> None:
 @defect("connect-storm", trips={"logs.storm"}, reference="field report R2", run=LOAD)
 def several_peers_fail_at_once(plan: LabPlan) -> None:
     """One decode engine logs connect timeouts with three peers within a millisecond."""
-    _decoder(plan, 0, "says", {"at": 12, "what": "connect-storm"})
+    decoder(plan, 0, "says", {"at": 12, "what": "connect-storm"})
 
 
 @defect("hccl-chain", trips={"logs.errors"}, reference="field report R2", run=LOAD)
 def a_communicator_cannot_be_prepared(plan: LabPlan) -> None:
     """One decode engine logs R2's chain: HcclCommPrepare ret 0x9 up to the failed connection."""
-    _decoder(plan, 0, "says", {"at": 12, "what": "hccl-chain"})
+    decoder(plan, 0, "says", {"at": 12, "what": "hccl-chain"})
 
 
 @defect("unknown-error-line", trips={"logs.unknown"}, run=LOAD)
 def an_error_nobody_knows(plan: LabPlan) -> None:
     """One decode engine logs an error line that stands in no catalogue."""
-    _decoder(plan, 0, "says", {"at": 12, "what": "mystery"})
+    decoder(plan, 0, "says", {"at": 12, "what": "mystery"})
 
 
 @defect("communicators-leak", trips={"logs.communicators"}, reference="field report R2", run=LOAD)
 def connections_are_made_anew_each_time(plan: LabPlan) -> None:
     """The workers of one decode engine set a communicator up for each transfer and destroy none."""
-    _decoder(plan, 0, "reconnects")
+    decoder(plan, 0, "reconnects")

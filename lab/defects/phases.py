@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.defects.recovery import decoders, engines, proxy, under_load
+from lab.defects.misbehaving import decoders, engines, proxy
+from lab.defects.recovery import under_load
 from lab.defects.registry import defect
 from lab.plan import LabPlan
 

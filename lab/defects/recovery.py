@@ -6,9 +6,7 @@ P died, orphans that hold ports, clients lied to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
+from lab.defects.misbehaving import decoders, engines, proxy
 from lab.defects.registry import Inventory, defect
 from lab.plan import LabPlan
 
@@ -22,19 +20,6 @@ def _run(which: str) -> tuple[str, ...]:
 
 def under_load(which: str, *options: str) -> tuple[str, ...]:
     return ("chaos", "--chaos", RATE, "-k", which, *options)
-
-
-def engines(plan: LabPlan, host: str, name: str, value: Any = True, ports: Iterable[int] = range(7000, 7004)) -> None:
-    for port in ports:
-        plan.host_of(host).misbehave(f"engine:{port}", name, value)
-
-
-def decoders(plan: LabPlan, name: str, value: Any = True) -> None:
-    engines(plan, "d0", name, value)
-
-
-def proxy(plan: LabPlan, name: str, value: Any = True) -> None:
-    plan.host_of("p0").misbehave("proxy", name, value)
 
 
 @defect("failed-pull-swallowed", trips={"recovery.prefill-killed.known-peer"}, reference="vllm-ascend#17044", run=_run("that_knew_it"))
@@ -52,13 +37,13 @@ def decode_hangs_on_a_dead_peer_it_never_met(plan: LabPlan) -> None:
 @defect("proxy-keeps-engine-id", trips={"recovery.prefill-restarted"}, reference="smg-project/smg#2491", run=_run("restarted"))
 def theproxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     """After P came back with a new engine id, the proxy goes on sending the old one, and requests get nothing."""
-    plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
+    proxy(plan, "keeps_old_engine_id")
 
 
 @defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=under_load("recovery.prefill-lost"), nightly=True)
 def theproxy_keeps_a_stale_engine_idunder_load(plan: LabPlan) -> None:
     """After a P engine came back with a new id, the proxy goes on sending the old one: its requests never recover."""
-    plan.host_of("p0").misbehave("proxy", "keeps_old_engine_id")
+    proxy(plan, "keeps_old_engine_id")
 
 
 @defect("prefill-dies-with-decode", trips={"recovery.decode-lost"}, reference="vllm-ascend#13628, #7514", run=under_load("recovery.decode-lost"), nightly=True)
@@ -88,7 +73,7 @@ def decode_gives_up_on_a_slow_handshake(plan: LabPlan) -> None:
 @defect("proxy-hangs-on-reset", trips={"recovery.http-cut"}, reference="vllm-ascend#13140", run=under_load("recovery.http-cut"), nightly=True)
 def theproxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
     """The proxy never answers a client whose decoder reset the connection."""
-    plan.host_of("p0").misbehave("proxy", "hangs_on_reset")
+    proxy(plan, "hangs_on_reset")
 
 
 @defect("lost-ack-is-fatal", trips={"recovery.partition"}, reference="vllm-ascend#5431, #5871", run=under_load("recovery.partition"), nightly=True)

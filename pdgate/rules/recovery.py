@@ -17,6 +17,8 @@ from pdgate.serving.exchange import Settling, unsettled
 from pdgate.serving.record import Record
 
 WINDOW_S = 1.0
+OUTLIVES = "the outage outlives its cause: somebody must restart something by hand"
+WHO_KEEPS_IT = "does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see"
 RESTARTED_S = 1.0  # start times are known to a clock tick and the doubt of the host's clock
 
 
@@ -182,7 +184,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
         rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(seen.after.items()))
         yield Finding(
             target=target, expected=f"every request is good again within {expected.recovers_within_s:g} s of the healing", seen=f"{took}; after the healing: {rest}",
-            why="the outage outlives its cause: somebody must restart something by hand", remedy="does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see",
+            why=OUTLIVES, remedy=WHO_KEEPS_IT,
         )  # fmt: skip
 
 
@@ -205,7 +207,7 @@ def good_again(target: str, good_s: float | None, bound_s: float, lost: str) -> 
         took = "not within the experiment" if good_s is None else f"after {good_s:.1f} s"
         yield Finding(
             target=target, expected=f"three good answers in a row within {bound_s:g} s of the healing of {lost}", seen=took,
-            why="the outage outlives its cause: somebody must restart something by hand", remedy="does the proxy keep the old engine id (smg#2491)? does D keep a dead peer? restart one at a time to see",
+            why=OUTLIVES, remedy=WHO_KEEPS_IT,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import select
 import socket
 import ssl
@@ -68,8 +69,8 @@ class Held:
         """The part of the answer that bears tokens, as far as it has come, still unread; headers alone say nothing."""
         if not self.answered():
             return ""
-        come = self.sock.recv(65536, socket.MSG_PEEK).decode(errors="replace")
-        return come[max(come.find('"text"'), come.find('"content"'), 0) :] if '"text"' in come or '"content"' in come else ""
+        found = re.search(r'"(?:text|content)".*', self.sock.recv(65536, socket.MSG_PEEK).decode(errors="replace"), re.DOTALL)
+        return found[0] if found else ""
 
     def leave(self) -> Record:
         answered = self.answered()

@@ -66,6 +66,14 @@ class GoldenBook(BaseModel):
     def slowest_s(self) -> float:
         return max(golden.seconds for golden in self.answers.values())
 
+    @property
+    def shortest(self) -> LoadPrompt:
+        return min((golden.prompt for golden in self.answers.values()), key=lambda prompt: len(prompt.text))
+
+    @property
+    def longest(self) -> LoadPrompt:
+        return max((golden.prompt for golden in self.answers.values()), key=lambda prompt: len(prompt.text))
+
     def limits(self) -> list[str]:
         """What the oracle cannot judge, in words; nothing where every answer was the same each time."""
         parted = [golden for golden in self.answers.values() if not golden.deterministic]

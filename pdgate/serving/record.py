@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,3 +66,9 @@ class Record(BaseModel):
     def late(self) -> float:
         """Seconds the client sent it after its scheduled time: the load generator's own lag."""
         return self.sent - self.scheduled
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Add a line for each record to a requests.jsonl."""
+    with path.open("a") as out:
+        out.writelines(record.model_dump_json() + "\n" for record in records)

@@ -18,7 +18,7 @@ from pdgate.serving.load import LoadPlan, LoadResult, Stage, run_load
 from pdgate.serving.load.run import Progress
 from pdgate.serving.logs import LogBook, Logs, attribute
 from pdgate.serving.metrics import Sample
-from pdgate.serving.record import Record
+from pdgate.serving.record import Record, append_records
 from pdgate.serving.watch import Moment, Watch, look, matrix
 
 RAMP = 0.2
@@ -87,8 +87,7 @@ def run_steady(
     judged, book = judged_twice(load.records, book, decoder_alone(deployment), plan.deadline_s)
     records = attribute(judged, logs)
     load.records = records
-    with (folder / "requests.jsonl").open("a") as out:
-        out.writelines(record.model_dump_json() + "\n" for record in records)
+    append_records(folder / "requests.jsonl", records)
     failures = [record.end for record in records if record.outcome not in ("ok", "aborted") and record.end]
     tokens = [at for record in records for at in (record.tokens or ([record.end] if record.outcome == "ok" and record.end else []))]
     rows = matrix(watch.moments, tokens, failures, load.start)

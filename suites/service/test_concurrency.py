@@ -21,8 +21,7 @@ def test_every_level_up_to_the_declared_concurrency_is_answered(sweep, front, ju
 @check("service.connections.storm", severity="major", reference="vllm-ascend#13482")
 def test_twice_as_many_connections_after_a_pause_are_all_served(sweep, door, deployment, front, golden, wish, deadline_s, judge):
     time.sleep(wish.idle_s)
-    shortest = min((known.prompt for known in golden.answers.values()), key=lambda prompt: len(prompt.text))
-    prompts = [prompt_with_salt(shortest, golden.model) for _ in range(2 * wish.max_concurrency)]
+    prompts = [prompt_with_salt(golden.shortest, golden.model) for _ in range(2 * wish.max_concurrency)]
     records = judged_twice(at_once(door, prompts, deadline_s), golden, decoder_alone(deployment), deadline_s)[0]
     judge(concurrency.all_are_served(f"proxy {front.name}", f"{len(prompts)} connections at once after {wish.idle_s:g} s of silence", records))
 
@@ -31,7 +30,6 @@ def test_twice_as_many_connections_after_a_pause_are_all_served(sweep, door, dep
 def test_a_slow_reader_gets_its_answer_and_delays_nobody(sweep, door, front, golden, model, deadline_s, judge):
     if door.url.startswith("https"):
         raise NotRun("the slow reader speaks plain HTTP only")
-    shortest = min((known.prompt for known in golden.answers.values()), key=lambda prompt: len(prompt.text))
-    long_answer = shortest.model_copy(update={"max_tokens": SLOW_TOKENS})
+    long_answer = golden.shortest.model_copy(update={"max_tokens": SLOW_TOKENS})
     record = slow_reader(door, prompt_with_salt(long_answer, golden.model), PAUSE_S, deadline_s)
     judge(concurrency.slow_reader_is_served(f"proxy {front.name}", record, golden, SLOW_TOKENS))

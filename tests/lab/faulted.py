@@ -44,6 +44,7 @@ __all__ = [
     "run",
     "stage_of",
     "state_of",
+    "unlock",
     "victims_from",
 ]  # fmt: skip
 KINDS = ("occupy", "partition", "toxic", "stall", "leftovers", "descriptors", "link", "storm", "disk", "throttle")
@@ -63,6 +64,11 @@ def stage_of(lab: Lab, folder: Path) -> Stage:
     wish = deployment.front_host.load.model_copy(update={"rate": 10})
     book = golden_of(deployment, model_of(deployment), wish.output_tokens)
     return Stage(deployment, shells, folder, deployment.proxies[0], book, wish, deadline_of(deployment), 5.0, "pdgate-test")
+
+
+def unlock(stage: Stage) -> None:
+    for host in stage.deployment.hosts:
+        stage.hand(host).must(f"lock_drop {stage.owner}", "the chaos lock could not be dropped")
 
 
 def a_fault(kind: str, hand: Hand, tag: str) -> Fault:

@@ -178,8 +178,7 @@ try:
 except UnknownFact as error:
     assert "the phase was missed: d0/dp0 had the KV" in str(error), error
 assert found.good_s is not None and not found.missing
-for host in ("p0", "d0"):
-    stage.hand(host).must("lock_drop pdgate-test", "lock")
+unlock(stage)
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 
@@ -193,8 +192,7 @@ try:
 except UnknownFact as error:
     assert "met nobody" in str(error), error
 assert leftovers(stage.hand("p0")) == []
-for host in ("p0", "d0"):
-    stage.hand(host).must("lock_drop pdgate-test", "lock")
+unlock(stage)
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
 
