@@ -16,7 +16,7 @@ from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.inventory.model import Engine
 from pdgate.serving.cancel import Held
 from pdgate.serving.client import Endpoint, Prompt, complete, stream
-from pdgate.serving.exchange import Settling, decoder_alone, endpoint_of, front_of, observe
+from pdgate.serving.exchange import POLL_S, Settling, decoder_alone, endpoint_of, front_of, observe
 from pdgate.serving.golden import GoldenBook, GoldenError, judged, judged_twice, learn, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs
@@ -79,6 +79,26 @@ def question(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:
     if stage.question is None:
         stage.question = _learn(stage)
     return stage.question
+
+
+def asked_now(stage: Stage, candidates: Sequence[Engine]) -> Engine:
+    """The engine of these that a request alone goes to, seen by its tokens; raises UnknownFact where none served it.
+
+    A proxy that scores its engines sends requests one at a time to one of them, and which it is follows from all it served before (sums
+    of scores leave a rest): aimed at another, one would wait in vain.
+    """
+    before, _ = observe(stage.deployment)
+    record = complete(front_of(stage.deployment, stage.proxy), prompt_with_salt(stage.book.shortest, stage.book.model), stage.deadline_s)
+    time.sleep(POLL_S)  # counters follow the answer by a step
+    after, unknown = observe(stage.deployment)
+    served = [
+        engine for engine in candidates
+        if engine.name in before and engine.name in after and (after[engine.name].generated_tokens or 0) > (before[engine.name].generated_tokens or 0)
+    ]  # fmt: skip
+    if not served:
+        why = "; ".join(unknown.values()) or f"none of {', '.join(engine.name for engine in candidates)} counted a token"
+        raise UnknownFact(f"which engine a request goes to cannot be told: {record.outcome}: {record.detail or why}")
+    return served[0]
 
 
 def _learn(stage: Stage) -> tuple[LoadPrompt, GoldenBook]:

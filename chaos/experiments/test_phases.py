@@ -8,7 +8,7 @@ from chaos import phases
 from chaos.experiment import aftermath, killing
 from chaos.faults.network import Partition, Throttle
 from chaos.paths import peers_of, plain_ports, side_channel
-from chaos.single import hit
+from chaos.single import asked_now, hit
 from pdgate.plugin import check
 from pdgate.rules import loss, recovery
 
@@ -43,22 +43,24 @@ def strike(stage):
 
 @check("recovery.hit.prefilling", severity="critical", reference="field report R3", waivable=False)
 def test_a_request_whose_prefill_engine_dies_while_it_prefills(stage, prefills, strike, ended_well):
-    found = strike("recovery.hit.prefilling", prefills[0], lambda tag, _: phases.prefilling(stage, prefills[0], tag))
+    p = asked_now(stage, prefills)
+    found = strike("recovery.hit.prefilling", p, lambda tag, _: phases.prefilling(stage, p, tag))
     phases.was_prefilling(stage, found)
-    ended_well(found, "prefilling", prefills[0])
+    ended_well(found, "prefilling", p)
 
 
 @pytest.mark.smoke
 @check("recovery.hit.prefilled", severity="critical", reference="vllm-ascend#17044", waivable=False)
 def test_a_request_whose_prefill_engine_dies_once_it_has_prefilled(stage, prefills, strike, ended_well):
-    found = strike("recovery.hit.prefilled", prefills[0], lambda tag, victims: phases.prefill_done(stage, prefills[0], tag, victims))
+    p = asked_now(stage, prefills)
+    found = strike("recovery.hit.prefilled", p, lambda tag, victims: phases.prefill_done(stage, p, tag, victims))
     phases.was_prefilled(stage, found)
-    ended_well(found, "prefilled", prefills[0])
+    ended_well(found, "prefilled", p)
 
 
 @check("recovery.hit.handshake", severity="critical", reference="docs/track-record.md", waivable=False)
 def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefills, strike, ended_well):
-    p = prefills[0]
+    p = asked_now(stage, prefills)
     # Met anew: a D that knows its peer shakes no hand.
     found = strike("recovery.hit.handshake", p, lambda tag, victims: phases.handshake(stage, p, tag, victims), anew=p, hurt_s=LONGER_THAN_RETRIES_S)
     phases.was_prefilled(stage, found)
@@ -68,7 +70,7 @@ def test_a_request_whose_prefill_engine_dies_during_the_handshake(stage, prefill
 @pytest.mark.smoke
 @check("recovery.hit.transferring", severity="critical", reference="field report R3; vllm-ascend#17044", waivable=False)
 def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, strike, ended_well):
-    p = prefills[0]
+    p = asked_now(stage, prefills)
     whole = phases.whole_transfer(stage, p)
 
     def slowed(facts, tag):  # so that it lasts two seconds, whatever the network is
@@ -81,7 +83,8 @@ def test_a_request_whose_prefill_engine_dies_in_mid_transfer(stage, prefills, st
 
 @check("recovery.hit.received", severity="critical", reference="vllm#50425", waivable=False)
 def test_a_decode_engine_dies_with_kv_it_has_not_acknowledged_and_prefill_gets_its_blocks_back(stage, prefills, decoders, strike, ended_well):
-    d, ports = decoders[0], tuple(port for p in prefills for port in side_channel(p) if p.host == prefills[0].host)
+    d = asked_now(stage, decoders)
+    ports = tuple(port for p in prefills for port in side_channel(p) if p.host == prefills[0].host)
 
     def unacknowledged(facts, tag):
         return Partition(prefills[0].host, (str(d.address),), tag, 60, "in", ports)
@@ -93,6 +96,7 @@ def test_a_decode_engine_dies_with_kv_it_has_not_acknowledged_and_prefill_gets_i
 
 @check("recovery.hit.decoding", severity="critical", reference="field report R3; vllm-ascend#13140", waivable=False)
 def test_a_request_whose_decode_engine_dies_while_it_decodes(stage, decoders, strike, ended_well):
-    found = strike("recovery.hit.decoding", decoders[0], lambda tag, _: phases.decoding(stage, decoders[0], tag))
+    d = asked_now(stage, decoders)
+    found = strike("recovery.hit.decoding", d, lambda tag, _: phases.decoding(stage, d, tag))
     phases.was_decoding(found)
-    ended_well(found, "decoding", decoders[0])
+    ended_well(found, "decoding", d)

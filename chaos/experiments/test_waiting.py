@@ -4,7 +4,7 @@ import itertools
 
 from chaos import phases
 from chaos.faults.processes import Stall
-from chaos.single import hit
+from chaos.single import asked_now, hit
 from pdgate.plugin import check
 from pdgate.rules import recovery
 
@@ -13,7 +13,7 @@ STALL_S = 0.8
 
 @check("recovery.cancel-while-waiting", severity="critical", reference="field report R1; vllm-ascend#13240", waivable=False)
 def test_a_request_cancelled_while_decode_waits_for_a_prefill_that_stands_still_is_given_back_in_time(stage, prefills, deployment, judge):
-    p = prefills[0]
+    p = asked_now(stage, prefills)
 
     def make(facts, tag):
         # Its workers only: P still answers the proxy, which asks D, which cannot have the KV.

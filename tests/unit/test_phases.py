@@ -12,12 +12,13 @@ import pytest
 from chaos import phases
 from chaos.faults.base import Plan
 from chaos.injection import Applied
-from chaos.single import Hit
+from chaos.single import Hit, asked_now
 from pdgate.facts.model import UnknownFact
 from pdgate.rules.finding import NotRun
 from pdgate.rules.loss import ended_as_expected
 from pdgate.rules.recovery import each_in_time, left_out_in_time, said_why
 from pdgate.serving.exchange import Settling
+from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import Logs
 from pdgate.serving.metrics import Sample
 from pdgate.serving.record import Record
@@ -124,3 +125,21 @@ def test_an_engine_that_cannot_have_its_port_names_it() -> None:
     assert len(list(said_why(p, ["INFO: up"], ""))) == 1
     with pytest.raises(UnknownFact, match="p0: log was truncated"):
         list(said_why(p, None, "p0: log was truncated"))
+
+
+def test_the_engine_a_request_alone_goes_to_is_seen_by_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = [engine("p0/dp0"), engine("p0/dp1", http_port=7001)]
+    looks = iter([{"p0/dp0": generated(5), "p0/dp1": generated(5)}, {"p0/dp0": generated(5), "p0/dp1": generated(6)}])
+    golden = SimpleNamespace(shortest=LoadPrompt(id="p", text="hello"), model="m")
+    stage: Any = SimpleNamespace(deployment=None, proxy=None, book=golden, deadline_s=1.0)
+    for name, stand_in in {"front_of": lambda *_: None, "complete": lambda *_: record("ok"), "observe": lambda _: (next(looks), {}), "POLL_S": 0}.items():
+        monkeypatch.setattr(f"chaos.single.{name}", stand_in)
+    assert asked_now(stage, pair).name == "p0/dp1"
+    same = {"p0/dp0": generated(5)}
+    monkeypatch.setattr("chaos.single.observe", lambda _: (same, {}))
+    with pytest.raises(UnknownFact, match="none of p0/dp0, p0/dp1 counted a token"):
+        asked_now(stage, pair)
+
+
+def generated(tokens: float) -> Sample:
+    return Sample(0.0, {("vllm:generation_tokens_total", frozenset()): tokens})
