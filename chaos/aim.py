@@ -52,12 +52,22 @@ while read -r line; do case $line in *{text.replace(" ", chr(92) + " ")}*) hit=$
 
 
 def metric_above(url: str, name: str, tag: str, grows: bool = False) -> Aim:
-    """Once the engine's /metrics say more than 0 for `name` (or, with `grows`, more than at first)."""
-    base = "$(said)" if grows else "0"
+    """Once the engine's /metrics say more than 0 for `name` (or, with `grows`, anything but what they said at first).
+
+    One curl asks again and again over one connection (a fragment that counts makes one URL many, and is never sent): starting a process
+    for each look would take longer than the moment may.
+    """
     watch = f"""command -v curl >/dev/null || {{ echo 'no curl on the host: its metrics cannot be followed in milliseconds'; exit 1; }}
-said() {{ curl -fsS --max-time 2 {shlex.quote(url + "/metrics")} 2>/dev/null | awk '/^{name}[ {{]/ {{s += $NF}} END {{printf "%d", s}}'; }}
-base={base}; [ -n "$base" ] || {{ echo '{url}/metrics does not answer on the host'; exit 1; }}
-while waiting; do now=$(said); if [ "${{now:-0}}" -gt "$base" ]; then hit="{name} $base -> $now"; break; fi; done"""
+grep --version 2>/dev/null | grep -q GNU || {{ echo "the host's grep cannot follow in milliseconds (GNU grep needed): nothing can be aimed"; exit 1; }}
+mkfifo "$fifo"
+timeout {WAIT_S} curl -fsSN --fail-early -w '\n# looked\n' {shlex.quote(f"{url}/metrics#[1-999999]")} 2>/dev/null | grep --line-buffered -E '^({name}[ {{]|# looked)' >"$fifo" & tail=$!
+base={"" if grows else "none"}; now=; looks=0
+while read -r line; do case $line in
+  '# looked') looks=$((looks + 1)); base=${{base:-$now}}
+    case $base in none) case $now in *[1-9]*) hit="{name}$now"; break ;; esac ;; "$now") ;; *) hit="{name}$base ->$now"; break ;; esac; now= ;;
+  *) now="$now ${{line##* }}" ;;
+esac; done <"$fifo"
+[ $looks -gt 0 ] || {{ echo '{url}/metrics does not answer on the host'; exit 1; }}"""
     return Aim(f"{name} above {'its value' if grows else '0'} at {url}/metrics", watch, tag)
 
 

@@ -85,7 +85,7 @@ class Guard:
         """Undo now, and when it was done, in the controller's clock; raises GuardFailed where the undo itself fails."""
         before = now()
         out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
-        return before + spent(out), now()
+        return when(before, out, now())
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")
@@ -95,14 +95,19 @@ TICK_S = 0.02  # /proc/uptime counts in hundredths; two of them are read
 
 
 def timed(script: str) -> str:
-    """The script, and the seconds it took by the host's uptime: so the end of it is known to the width of the remote call alone."""
-    return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo \"@@spent $pdgate_from $pdgate_to\"; exit $pdgate_code"
+    """The script, which says by the host's uptime when it began and ended; what counts in it may be marked with `moment`."""
+    return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo \"@@timed $pdgate_from $pdgate_to\"; exit $pdgate_code"
 
 
-def spent(said: str) -> float:
-    """Seconds a `timed` script took at least; 0 where it does not say."""
-    found = re.search(r"^@@spent ([\d.]+) ([\d.]+)$", said, re.MULTILINE)
-    return max(0.0, float(found[2]) - float(found[1]) - TICK_S) if found else 0.0
+def when(before: float, said: str, after: float) -> tuple[float, float]:
+    """The interval of the controller's clock that holds the last `moment` of a `timed` script, or its end; as wide as the remote call alone."""
+    found = re.search(r"^@@timed ([\d.]+) ([\d.]+)$", said, re.MULTILINE)
+    if not found:
+        return before, after
+    marks = re.findall(r"^@@moment ([\d.]+)$", said, re.MULTILINE)
+    began, ended = float(found[1]), float(found[2])
+    at = float(marks[-1]) if marks else ended
+    return before + max(0.0, at - began - TICK_S), after - max(0.0, ended - at - TICK_S)
 
 
 def clean_up(hand: Hand) -> list[str]:

@@ -16,9 +16,12 @@ same() { # PID START: still that process, not a reused pid
   [ "$1" != Z ] && [ "${20}" = "$ticks_wanted" ]
 }
 command_of() { tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | cksum | cut -d' ' -f1; }
-signal_if_same() { # SIGNAL PID START COMMAND-CKSUM: only the very process that was meant
-  same "$2" "$3" && [ "$(command_of "$2")" = "$4" ] && kill "-$1" "$2"
+signal_if_same() { # SIGNAL, then PID START COMMAND-CKSUM of each: all at once, and only the very processes that were meant
+  signal=$1; shift; meant=
+  while [ $# -gt 0 ]; do same "$1" "$2" && [ "$(command_of "$1")" = "$3" ] && meant="$meant $1"; shift 3; done
+  [ -z "$meant" ] || kill "-$signal" $meant
 }
+moment() { read -r at_s rest </proc/uptime; echo "@@moment $at_s"; } # what counts has just been done: for the times of the report
 ours() { [ "$(head -n1 "$PDGATE_GUARD/$1/owner" 2>/dev/null)" = "pdgate guard" ]; }
 program_start() { # TAG NAME COMMAND...: in a session of its own, beside the guard, and noted as the process it is; its output is NAME.out
   cd "$PDGATE_GUARD/$1" || return 1
@@ -57,7 +60,7 @@ guard_armed() { # TAG UNDO-CKSUM: the timer runs, has read its functions, and th
 guard_fire() { # TAG WHO: undo now, at most once at a time; twice does no harm
   ours "$1" || return 0
   mkdir "$PDGATE_GUARD/$1/firing" 2>/dev/null || { n=0; while [ -e "$PDGATE_GUARD/$1/firing" ] && [ $n -lt 50 ]; do sleep 0.1; n=$((n + 1)); done; return 0; }
-  (. "$PDGATE_GUARD/$1/undo") && echo "undone by $2 at $(uptime_s)" >"$PDGATE_GUARD/$1/state"
+  (. "$PDGATE_GUARD/$1/undo" && moment) && echo "undone by $2 at $(uptime_s)" >"$PDGATE_GUARD/$1/state"
   code=$?
   rmdir "$PDGATE_GUARD/$1/firing" 2>/dev/null
   if [ "$2" != controller ] && [ $code -eq 0 ]; then rm -rf "${PDGATE_GUARD:?}/$1"; guard_tidy; fi

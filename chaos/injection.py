@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos.faults.base import Fault, Plan
-from chaos.guard import Guard, GuardFailed, Hand, spent, timed
+from chaos.guard import Guard, GuardFailed, Hand, timed, when
 from pdgate.facts.shell import ShellResult
 from pdgate.serving.record import now
 
@@ -86,10 +86,12 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
 
 
 def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:
-    """Run a script whose last act is what counts; the interval of the controller's clock in which it ended."""
+    """Run a script; the interval of the controller's clock that holds its moment."""
     before = now()
     result = hand.run(timed(script), 60.0)
-    return result, (before + spent(result.stdout), now())
+    held = when(before, result.stdout, now())
+    said = "".join(line for line in result.stdout.splitlines(keepends=True) if not line.startswith("@@"))
+    return replace(result, stdout=said), held
 
 
 def _verify_healed(fault: Fault, hand: Hand) -> None:

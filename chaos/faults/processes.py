@@ -23,7 +23,12 @@ def _shot(victims: tuple[Victim, ...], signal: str) -> str:
     """sh: signal them all in one call, after a last look at pid and start time that starts no process (so nothing delays it)."""
     still = " && ".join(f"same {v.pid} {v.ticks}" for v in victims)
     # Some may end on their own once the first is gone; the next verb proves the effect.
-    return f"{{ {still}; }} || {{ {STRANGER}; }}\nkill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; true"
+    return f"{{ {still}; }} || {{ {STRANGER}; }}\nkill -{signal} {' '.join(str(victim.pid) for victim in victims)} 2>/dev/null; moment"
+
+
+def _each(signal: str, victims: tuple[Victim, ...]) -> str:
+    """sh for the undo: signal those that are still the processes that were meant."""
+    return " ".join(["signal_if_same", signal, *(f"{v.pid} {v.ticks} {v.command}" for v in victims)]) if victims else ""
 
 
 def _aimed(aim: Aim | None, shot: str) -> str:
@@ -76,7 +81,7 @@ class Kill:
         down = quiet_port(self.port) if self.port is not None else "true"
         wait = f"n=0; until {down}; do n=$((n + 1)); [ $n -lt {GOES_DOWN_S * 10} ] || break; sleep 0.1; done" if self.rest else ":"
         # What is left of it goes before it is started again: an orphaned worker would hold the ports of the new one.
-        left, rest = ("\n".join(f"signal_if_same KILL {v.pid} {v.ticks} {v.command}" for v in some) for some in (self.victims, self.rest))
+        left, rest = (_each("KILL", some) for some in (self.victims, self.rest))
         undo = f"{left}\n{wait}\nif {down}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1; fi; true"
         names = ", ".join(f"{v.pid} ({v.comm})" for v in self.victims)
         return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one unit", undo, engines=() if self.part == "proxy" else (self.target,))
@@ -113,7 +118,7 @@ class Stall:
         return None if self.victims else f"{self.target} has no running {self.part}"
 
     def plan(self) -> Plan:
-        undo = "\n".join(f"signal_if_same CONT {v.pid} {v.ticks} {v.command}" for v in self.victims) + "\ntrue"
+        undo = f"{_each('CONT', self.victims)}\ntrue"
         return Plan(f"SIGSTOP {self.part} of {self.target}", "processes of one engine; the kernel still accepts for them", undo, engines=(self.target,))
 
     def inject(self) -> str:

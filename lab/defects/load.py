@@ -41,8 +41,8 @@ def some_answers_are_empty(plan: LabPlan) -> None:
 
 @defect("proxy-500s", trips={"service.load.answered"}, run=LOAD)
 def some_requests_fail(plan: LabPlan) -> None:
-    """The proxy answers every eighth request of the load with 500."""
-    proxy(plan, "fails", {**WINDOW, "every": 8})
+    """The proxy answers every fifteenth request of the load with 500."""
+    proxy(plan, "fails", {**WINDOW, "every": 15})
 
 
 @defect("hang-under-load", trips={"service.load.answered", "service.load.kv"}, reference="vllm#35943", run=LOAD)
@@ -54,7 +54,7 @@ def some_requests_wait_for_ever(plan: LabPlan) -> None:
 @defect("cut-streams", trips={"service.stream.integrity"}, reference="vllm-ascend#13140", run=LOAD)
 def some_streams_are_cut(plan: LabPlan) -> None:
     """The proxy ends some streams politely after three chunks, without finish reason and [DONE]."""
-    proxy(plan, "cuts", {**WINDOW, "every": 3})
+    proxy(plan, "cuts", {**WINDOW, "every": 8})
 
 
 @defect("doubled-requests", trips={"service.load.conservation"}, run=LOAD)

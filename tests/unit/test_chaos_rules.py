@@ -18,7 +18,7 @@ from chaos.faults.network import Partition, Throttle, Toxic
 from chaos.faults.ports import OccupyPorts
 from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
-from chaos.guard import LIBRARY, posix_cksum, spent, timed
+from chaos.guard import LIBRARY, posix_cksum, timed, when
 from pdgate.facts.model import Listener, UnknownFact
 from pdgate.rules.recovery import Expectation, behaved, measure
 from pdgate.serving.metrics import Sample
@@ -54,10 +54,17 @@ def test_the_checksum_is_that_of_posix_cksum() -> None:
     assert str(posix_cksum(data)) == subprocess.run(["cksum"], input=data, capture_output=True).stdout.decode().split()[0]
 
 
-def test_a_timed_script_says_how_long_it_took_and_how_it_ended() -> None:
-    done = subprocess.run(["sh"], input=timed("sleep 0.3; echo in vain; exit 3"), capture_output=True, text=True)
-    assert done.returncode == 3 and 0.2 < spent(done.stdout) < 1.0
-    assert spent("nothing of the kind") == 0.0
+def test_the_moment_of_a_timed_script_is_known_to_the_width_of_the_remote_call() -> None:
+    def run(script: str) -> tuple[int, float, float]:
+        done = subprocess.run(["sh"], input=f"{LIBRARY}\n{timed(script)}", capture_output=True, text=True)
+        first, last = when(100.0, done.stdout, 101.0)
+        return done.returncode, first - 100.0, 101.0 - last
+
+    code, before, behind = run("sleep 0.3; echo in vain; exit 3")
+    assert code == 3 and 0.2 < before < 0.5 and behind == 0.0
+    code, before, behind = run("sleep 0.2; moment; sleep 0.3")
+    assert code == 0 and 0.1 < before < 0.3 and 0.2 < behind < 0.4
+    assert when(100.0, "nothing of the kind", 101.0) == (100.0, 101.0)
 
 
 def test_what_cannot_work_is_refused_in_words() -> None:
