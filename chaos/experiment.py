@@ -24,13 +24,14 @@ from pdgate.inventory.model import Deployment, Engine, Proxy
 from pdgate.inventory.variables import Load
 from pdgate.rules import recovery
 from pdgate.rules.finding import Finding, NotRun
+from pdgate.rules.logs import told
 from pdgate.rules.recovery import Measures, measure
 from pdgate.rules.running import RunningEngine, need_running
 from pdgate.serving.client import complete
 from pdgate.serving.exchange import Settling, endpoint_of, front_of, observe, served_models, wait_for_baseline
 from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
-from pdgate.serving.logs import LogBook, Logs
+from pdgate.serving.logs import LogBook, Logs, logs_of
 from pdgate.serving.metrics import Sample
 from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment
@@ -277,7 +278,7 @@ def run(
     if idle and not seen.dip:
         raise UnknownFact(idle)
     settling, after = settle(stage, ready)
-    keep(stage, name, ready, applied, seen, settling.seconds)
+    keep(stage, name, ready, applied, seen, settling.seconds, logs)
     return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment), returns)
 
 
@@ -302,12 +303,16 @@ def settle(stage: Stage, ready: Prepared) -> tuple[Settling, dict[str, HostFacts
     return settling, after
 
 
-def keep(stage: Stage, name: str, ready: Prepared, applied: list[Applied], seen: Measures | None, kv_back_s: float | None, **more: object) -> None:
-    """The experiment's page of numbers in the bundle."""
+def keep(
+    stage: Stage, name: str, ready: Prepared, applied: list[Applied], seen: Measures | None, kv_back_s: float | None, logs: Logs, **more: object
+) -> None:  # fmt: skip
+    """The experiment's page of numbers in the bundle, and what the logs said when."""
+    by_unit = {unit: ready.facts[stage.deployment.hosts[host].machine] for unit, (host, _) in logs_of(stage.deployment).items()}
     keep_timeline(stage.bundle, name, {
         "faults": [
             {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "injected": one.injected, "healed": one.healed, "steps": one.steps}
             for one in applied
         ],
-        "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s} if seen else None, "kv_back_s": kv_back_s, **more,
+        "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s} if seen else None, "kv_back_s": kv_back_s,
+        "logs": [asdict(one) for one in told(logs, by_unit)], "logs_unknown": logs.unknown, **more,
     })  # fmt: skip

@@ -153,7 +153,7 @@ def hit(
         raise UnknownFact(applied.idle)
     append_records(stage.bundle / "requests.jsonl", [*earlier, record])
     logs = Logs(logbook.read(), dict(logbook.unknown), datetime.date.today())
-    keep(stage, name, ready, [applied], None, settling.seconds, hit=evidence, outcome=record.outcome, detail=record.detail, good_s=good_s)
+    keep(stage, name, ready, [applied], None, settling.seconds, logs, hit=evidence, outcome=record.outcome, detail=record.detail, good_s=good_s)
     missing = ready.victims - serving(stage.deployment)
     return Hit(
         name, record, earlier, applied, evidence, good_s, settling, ready.facts, after, logs, (ready.baseline, then), ready.victims, missing

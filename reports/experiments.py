@@ -19,11 +19,21 @@ def experiments_of(bundle: Path) -> list[dict[str, Any]]:
 def _row(name: str, document: dict[str, Any]) -> dict[str, Any]:
     measures = document.get("measures")
     row = {"name": name, "faults": document["faults"], "kv_back_s": document.get("kv_back_s"), "hit": document.get("hit"),
-           "outcome": document.get("outcome"), "good_s": document.get("good_s"), "measures": measures, "picture": None}  # fmt: skip
+           "outcome": document.get("outcome"), "good_s": document.get("good_s"), "measures": measures, "picture": None,
+           "logs": [_said(one, document["faults"]) for one in document.get("logs", [])], "logs_unknown": document.get("logs_unknown", {})}  # fmt: skip
     if measures and measures.get("timeline"):
         row["picture"] = picture(measures["timeline"], measures["start"], document["faults"])
         row["counts"] = {when: ", ".join(f"{count} {kind}" for kind, count in sorted(measures[when].items())) for when in ("during", "after")}
     return row
+
+
+def _said(told: dict[str, Any], faults: list[dict[str, Any]]) -> dict[str, Any]:
+    """An error of a log, with its seconds from the first fault and their doubt."""
+    after = None
+    if told["at"] and faults:
+        low, high = (moment - faults[0]["injected"][1] for moment in told["at"])
+        after = f"{(low + high) / 2:+.2f} s ± {(high - low) / 2:.2f}"
+    return {**told, "after": after or f"when is unknown: {told['doubt']}"}
 
 
 def picture(timeline: list[dict[str, float]], start: float, faults: list[dict[str, Any]]) -> dict[str, Any]:

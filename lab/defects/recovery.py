@@ -36,7 +36,7 @@ def decode_hangs_on_a_dead_peer_it_never_met(plan: LabPlan) -> None:
 
 @defect("proxy-keeps-engine-id", trips={"recovery.prefill-restarted"}, reference="smg-project/smg#2491", run=_run("restarted"))
 def theproxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
-    """After P came back with a new engine id, the proxy goes on sending the old one, and requests get nothing."""
+    """After P came back with a new engine id, the proxy goes on sending the old one, and requests fail."""
     proxy(plan, "keeps_old_engine_id")
 
 

@@ -35,6 +35,10 @@ RPC_RANGE = (15000, 17000)
 RECEIVE_TRIES, RECEIVE_TIMEOUT_MS = 3, 1000
 
 
+class AnotherEngine(OSError):
+    """P answers, under another engine id than the request names (vllm-ascend 0.23.0: kept under that id, and a KeyError for ours)."""
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """What a worker is told at fork."""
@@ -214,7 +218,7 @@ class Worker:
                 self._open_communicator()
             meta = self.metas[peer]
             if meta["engine_id"] != message["engine_id"] and "keeps_dead_peer" not in misbehave:
-                await asyncio.Event().wait()  # nobody of that name is here any more, and nobody says so
+                raise AnotherEngine(port)
             data = await asyncio.wait_for(self._read_blocks(meta, message["remote_blocks"]), misbehave.get("impatient_transfer_s", message["transfer_timeout"]))
             if hits(self.settings.misbehave.get("pulls_fail"), message["number"]):
                 raise OSError(errno.ECONNRESET, "the transfer was cut")
@@ -233,10 +237,11 @@ class Worker:
                 await asyncio.Event().wait()
             reason = f"{type(error).__name__}: {error}"
             self.failed_pulls += 1
-            self.log.error(f"{FILE}:960", f"Mooncake transfer failed for request. remote_request_id={message['remote_request']}, ret=-1. ")
-            self.log.error(
-                f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: Mooncake transfer failed, ret: -1"
-            )
+            why = str(error)
+            if not isinstance(error, AnotherEngine):
+                self.log.error(f"{FILE}:960", f"Mooncake transfer failed for request. remote_request_id={message['remote_request']}, ret=-1. ")
+                why = "Mooncake transfer failed, ret: -1"
+            self.log.error(f"{FILE}:725", f"Failed to transfer KV cache for request {message['remote_request']}: {why}")
         # Always sent, also after a failure: a failed pull frees P at once. The request does not wait for it.
         signal = asyncio.create_task(self._signal_done(message["host"], port, message["remote_request"]))
         self.signals.add(signal)

@@ -92,6 +92,31 @@ def moment(entry: LogLine, facts: HostFacts) -> Interval | None:
     return Interval(low=written - clock.offset_s.high, high=written + entry.resolution_s - clock.offset_s.low)
 
 
+@dataclass(frozen=True)
+class Told:
+    """A chain of errors in one log. `at`: when it began, in the controller's clock; None where that cannot be told, and `doubt` says why."""
+
+    unit: str
+    said: str
+    lines: int
+    at: tuple[float, float] | None
+    doubt: str = ""
+
+
+def told(logs: Logs, facts: dict[str, HostFacts]) -> list[Told]:
+    """What went wrong in which log, in the order in which it began, whatever the hosts' clocks and zones; facts by unit."""
+    found = []
+    for unit in sorted(logs.lines):
+        for chain in chains(logs.entries(unit)):
+            try:
+                seen, doubt = moment(chain.cause, facts[unit]), "the line bears no time"
+            except UnknownFact as error:
+                seen, doubt = None, str(error)
+            at = None if seen is None else (seen.low, seen.high)
+            found.append(Told(unit, chain.cause.said[:240], len(chain.entries), at, "" if at else doubt))
+    return sorted(found, key=lambda one: one.at or (float("inf"), 0.0))
+
+
 def known_errors(unit: str, logs: Logs) -> Iterator[Finding]:
     """No error line of a known kind, but those that are harmless or judged elsewhere; each chain is told by its first cause."""
     entries = logs.entries(unit)

@@ -70,6 +70,15 @@ def test_the_healthy_lab_recovers_as_it_should(tmp_path: Path, experiments: tupl
     assert (code, document["verdict"], ids(document, "fail"), ids(document, "invalid")) == (0, "pass", set(), set())
 
 
+def test_with_clocks_eight_hours_apart_the_errors_of_the_logs_still_follow_the_fault(tmp_path: Path) -> None:
+    code, _ = judge_lab(tmp_path / "b", "chaos/experiments/test_phases.py", "--chaos", "-k", "recovery.hit.transferring", "--lab-defect=clock-eight-hours-ahead")
+    kept = json.loads((tmp_path / "b" / "experiments" / "recovery.hit.transferring.json").read_text())
+    [fault], said = kept["faults"], [one for one in kept["logs"] if one["unit"].startswith("d0")]
+    assert code == 0 and said
+    for one in said:
+        assert one["at"][1] >= fault["injected"][0] and one["at"][0] <= fault["healed"][1] + 60, one
+
+
 LAB = open_deployment("lab")
 
 

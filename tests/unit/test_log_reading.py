@@ -14,7 +14,7 @@ from pdgate.facts.parse.logline import parse_log
 from pdgate.facts.shell import Shells
 from pdgate.inventory.connection import Connection
 from pdgate.rules import logs
-from pdgate.rules.logs import chains, known_errors, moment, no_storm, storms, unknown_errors
+from pdgate.rules.logs import chains, known_errors, moment, no_storm, storms, told, unknown_errors
 from pdgate.serving.logs import LogMark, LogRead, Logs, mark, since
 from tests.build import facts
 
@@ -111,6 +111,17 @@ def test_a_log_time_becomes_an_interval_in_our_clock() -> None:
     seen = moment(entry, facts(clock=clock))
     truth = datetime.datetime(2026, 1, 2, 2, 0, 0, tzinfo=datetime.UTC).timestamp() - 9  # 10:00 at +8 h is 02:00 UTC; the host is 9 s ahead
     assert seen is not None and seen.low <= truth <= seen.high and seen.radius < 0.7
+
+
+def test_errors_of_hosts_eight_hours_apart_are_told_in_the_order_in_which_they_began() -> None:
+    ahead = facts(clock=Clock(offset_s=Interval(low=28799.9, high=28800.1), utc_offset="+0000", localtime="UTC"))
+    right = facts(clock=Clock(offset_s=Interval(low=-0.1, high=0.1), utc_offset="+0000", localtime="UTC"))
+    line = "(Worker pid=7) ERROR 01-02 {} [mooncake_connector.py:725] Failed to transfer KV cache for request r"
+    logs = Logs({"d0": [line.format("18:00:03")], "p0": [line.format("10:00:05")], "proxy p": ["Traceback (most recent call last):"]}, {}, DAY)
+    seen = told(logs, {"d0": ahead, "p0": right, "proxy p": right})
+    assert [one.unit for one in seen] == ["d0", "p0", "proxy p"]
+    assert seen[0].at is not None and seen[1].at is not None and 1.0 < seen[1].at[0] - seen[0].at[0] < 3.0
+    assert seen[2].at is None and "no time" in seen[2].doubt
 
 
 # -- reading by offset, across rotation and truncation ---------------------------------------------------------------------
