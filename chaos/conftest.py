@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import uuid
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.experiment import LOCK_S, Outcome, Stage, aftermath, identify, serves
-from chaos.faults.processes import Kill as KillFault
+from chaos import lock
+from chaos.blast import refusal
+from chaos.experiment import Outcome, Stage, aftermath, identify, serves, serving
+from chaos.faults.base import Plan
+from chaos.faults.processes import Kill
 from chaos.guard import GuardFailed, Hand, clean_up
+from chaos.injection import NotApplied, injected
 from pdgate.facts.collect import collect
 from pdgate.facts.model import UnknownFact
-from pdgate.inventory import Deployment, Engine, Host
+from pdgate.inventory import Deployment, Engine
 from pdgate.inventory.variables import Load
 from pdgate.plugin.run import RUN_KEY, Run
 from pdgate.rules import recovery
@@ -27,8 +32,8 @@ from pdgate.serving.golden import save_golden
 from pdgate.serving.questions import deadline_of, golden_of, model_of
 
 START_S = 180.0
-Kill = Callable[[list[Engine]], None]
-Start = Callable[[Host], None]
+LOST_S = 300.0  # the longest a request may take, and more
+Lose = Callable[[list[Engine]], contextlib.AbstractContextManager[None]]
 BEGAN = pytest.StashKey[float]()
 
 
@@ -44,12 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     items.clear()
     said = []
-    for name, host in run.deployment.hosts.items():
-        if host.chaos:
-            try:
-                said += [f"{name}: undone: {line}" for line in clean_up(Hand(host, run.shells))]
-            except GuardFailed as error:
-                raise pytest.UsageError(f"--cleanup: {error}") from None
+    hands = [Hand(host, run.shells) for host in run.deployment.hosts.values() if host.chaos]
+    try:
+        for hand in hands:
+            lock.refuse_the_living(hand, config.getoption("break_lock"))
+        for hand in hands:
+            said += [f"{hand.host.name}: undone: {line}" for line in clean_up(hand)]
+    except (lock.Held, GuardFailed) as error:
+        raise pytest.UsageError(f"--cleanup: {error}") from None
     reporter = config.pluginmanager.getplugin("terminalreporter")
     for line in said or ["nothing was left by an earlier chaos run"]:
         reporter.write_line(f"cleanup: {line}")
@@ -67,26 +74,27 @@ def consent(pytestconfig: pytest.Config, deployment: Deployment) -> None:
 
 
 @pytest.fixture(scope="session")
-def locked(consent: None, deployment: Deployment, pdgate_run: Run) -> Iterator[str]:
-    """One chaos run at a time on every host; the owner's name."""
-    owner = f"pdgate{uuid.uuid4().hex[:8]}"
+def locked(consent: None, deployment: Deployment, pdgate_run: Run) -> Iterator[lock.Holder]:
+    """One chaos run at a time on every host; the owner."""
+    owner = lock.this_run(f"pdgate{uuid.uuid4().hex[:8]}")
     hands = [Hand(hosts[0], pdgate_run.shells) for hosts in deployment.machines.values()]
     taken = []
     try:
         for hand in hands:
             try:
-                hand.must(f"lock_take {owner} {LOCK_S}", "the chaos lock could not be taken")
-            except GuardFailed as error:
+                lock.take(hand, owner)
+                taken.append(hand)
+                lock.refuse_leftovers(hand, owner.run)
+            except (lock.Held, GuardFailed) as error:
                 raise NotRun(str(error)) from None
-            taken.append(hand)
         yield owner
     finally:
         for hand in taken:
-            hand.run(f"lock_drop {owner}")
+            lock.drop(hand, owner)
 
 
 @pytest.fixture(scope="session")
-def stage(pytestconfig: pytest.Config, locked: str, deployment: Deployment, pdgate_run: Run) -> Stage:
+def stage(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deployment, pdgate_run: Run) -> Stage:
     """Golden answers, load and bounds, once for all experiments."""
     if not deployment.proxies:
         raise UnknownFact("the inventory has no host in group 'proxy', so no load can run through a fault")
@@ -98,6 +106,21 @@ def stage(pytestconfig: pytest.Config, locked: str, deployment: Deployment, pdga
     save_golden(book, pdgate_run.bundle / "golden.json")
     bound = recovery_bound(deployment, pdgate_run.facts)[0]
     return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked, pytestconfig.getoption("allow_outage"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
+    """Ctrl-C in an experiment: what was done and undone is on record, and the run ends there."""
+    done = getattr(pyfuncitem.funcargs.get("stage"), "applied", [])
+    before = len(done)
+    try:
+        return (yield)
+    except (KeyboardInterrupt, UnknownFact) as error:
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        pyfuncitem.session.shouldstop = "interrupted in an experiment"
+        undone = "; ".join(f"{one.plan.does}: undone, and that was verified" for one in done[before:]) or "nothing had been done yet"
+        raise UnknownFact(f"interrupted: {undone}" if isinstance(error, KeyboardInterrupt) else f"interrupted: {error}") from None
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +138,7 @@ def judged_by(stage: Stage, judge):
 
     def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
-            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault()),
+            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault(), "; ".join(one.plan.does for one in outcome.applied)),
             aftermath(stage, outcome),
             *more,
         ))  # fmt: skip
@@ -139,44 +162,41 @@ def decoders(deployment: Deployment) -> list[Engine]:
     return found
 
 
-# -- killing and starting whole hosts, for the experiments that lose P --------------------------------------------------------
+# -- all engines of a host at once, without a load -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def kill(locked: str, deployment: Deployment, pdgate_run: Run) -> Kill:
-    """SIGKILL every process of some engines, each checked to be the one that was meant, and prove that they are gone."""
+def lose(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deployment, pdgate_run: Run) -> Lose:
+    """SIGKILL every process of some engines of one host, a guard each; when the block ends they are started again, and serve."""
+    tags = (f"{locked.run}-lost{number}" for number in itertools.count())
 
-    def kill_engines(engines: list[Engine]) -> None:
-        facts, _ = collect(deployment, pdgate_run.shells, quick=True)
+    @contextlib.contextmanager
+    def without(engines: list[Engine]) -> Iterator[None]:
+        hand = Hand(deployment.host_of(engines[0]), pdgate_run.shells)
+        facts = collect(deployment, pdgate_run.shells, quick=True)[0][hand.host.machine]
+        faults = []
         for engine in engines:
-            running = running_engine(engine, facts[deployment.host_of(engine).machine])
+            running = running_engine(engine, facts)
             if running is None:
                 raise UnknownFact(f"{engine.name} is not running, so it cannot be killed")
-            hand = Hand(deployment.host_of(engine), pdgate_run.shells)
-            fault = KillFault(engine.name, engine.host, "engine", identify(hand, running, "engine"), engine.restart or "true", engine.http_port)
-            try:
-                hand.must(fault.inject(), f"{engine.name} could not be killed")
-                hand.must(fault.verify_applied(), f"{engine.name} is not gone")
-            except GuardFailed as error:
-                raise UnknownFact(f"the fault was not applied: {error}") from None
-
-    return kill_engines
-
-
-@pytest.fixture
-def start(locked: str, deployment: Deployment, pdgate_run: Run) -> Start:
-    """Start all engines of a host again (pd_restart, else its launch script) and wait until they serve."""
-
-    def start_engines(host: Host) -> None:
-        waiting = [engine for engine in deployment.engines if engine.host == host.name]
-        commands = list(dict.fromkeys(engine.restart or f"bash {host.launch}" for engine in waiting))
-        script = "\n".join(f"setsid sh -c {command!r} >/dev/null 2>&1 </dev/null &" for command in commands)
-        Hand(host, pdgate_run.shells).run(script)
+            faults.append(Kill(engine.name, engine.host, "engine", identify(hand, running, "engine"), engine.restart or "", engine.http_port))
+        together = Plan("SIGKILL", "", "", engines=tuple(engine.name for engine in engines))
+        why_not = next(filter(None, (fault.available(facts) for fault in faults)), None) or refusal(
+            deployment, hand.host.name, together, serving(deployment), pytestconfig.getoption("allow_outage")
+        )
+        if why_not:
+            raise NotRun(why_not)
+        try:
+            with contextlib.ExitStack() as stack:
+                for fault, tag in zip(faults, tags, strict=False):
+                    stack.enter_context(injected(fault, hand, tag, f"{locked}: {fault.plan().does}", LOST_S))
+                yield
+        except (NotApplied, GuardFailed) as error:
+            raise UnknownFact(str(error)) from None
         deadline = time.monotonic() + START_S
-        while waiting and time.monotonic() < deadline:
-            waiting = [engine for engine in waiting if not serves(deployment, engine)]
+        while missing := [engine.name for engine in engines if not serves(deployment, engine)]:
+            if time.monotonic() > deadline:
+                raise UnknownFact(f"{', '.join(missing)} did not come back within {START_S:g} s after it was started again")
             time.sleep(0.5)
-        if waiting:
-            raise UnknownFact(f"{waiting[0].name} did not come back within {START_S:g} s after it was started again")
 
-    return start_engines
+    return without

@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from chaos import lock
 from chaos.aim import Aim
 from chaos.blast import foreign_traffic, refusal
 from chaos.faults.base import IDENTIFY, Fault, Victim, pids_of, victims_from
 from chaos.faults.processes import Kill, Stall
 from chaos.guard import GuardFailed, Hand, leftovers
 from chaos.injection import Applied, NotApplied, OnStep, injected
+from chaos.lock import Holder
 from chaos.observe import Observation, keep_timeline, through_plan
 from pdgate.facts.collect import collect
 from pdgate.facts.model import HostFacts, UnknownFact
@@ -41,7 +43,6 @@ BETWEEN_S = 0.5
 BEFORE_S = 4.0  # of load before the fault
 TURN_S = 30.0  # room for what injecting and healing take themselves; the load ends early
 GUARD_MARGIN_S = 20.0
-LOCK_S = 600  # renewed before each experiment: the lock of a killed run is not in the way for long
 FOREIGN_LOOK_S = 1.0
 Make = Callable[[dict[str, HostFacts], str], Fault]  # a fault from fresh facts and the tag its guard will have
 
@@ -58,9 +59,10 @@ class Stage:
     wish: Load
     deadline_s: float
     kv_bound_s: float
-    owner: str
+    owner: Holder
     allow_outage: bool = False
     number: int = 0
+    applied: list[Applied] = field(default_factory=list)  # what the run has done so far
     question: tuple[LoadPrompt, GoldenBook] | None = None  # what aimed experiments ask, once it is learned
     on_step: OnStep = lambda step: None
 
@@ -72,7 +74,7 @@ class Stage:
 
     def tag(self) -> str:
         self.number += 1
-        return f"{self.owner.split()[0]}-{self.number}"
+        return f"{self.owner.run}-{self.number}"
 
     def victims(self, engine: Engine, part: str, facts: dict[str, HostFacts]) -> tuple[Victim, ...]:
         """The processes of a part of an engine, identified on the host."""
@@ -220,7 +222,10 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, stead
     if steady:
         refuse_what_is_not_ours(stage)
     for hosts in stage.deployment.machines.values():
-        stage.hand(hosts[0].name).must(f"lock_take {stage.owner} {LOCK_S}", "the chaos lock was lost")
+        try:
+            lock.take(stage.hand(hosts[0].name), stage.owner)
+        except lock.Held as error:
+            raise UnknownFact(f"the chaos lock was lost: {error}") from None
     if steady:
         steady_state(stage, "before")
     return Prepared(faults, facts, observe(stage.deployment)[0])
@@ -230,6 +235,7 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, stead
 def inject(stage: Stage, fault: Fault, tag: str, guard_s: float) -> Iterator[Applied]:
     """The fault within the block, healed after it, by the guard at the latest."""
     with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {fault.plan().does}", guard_s + GUARD_MARGIN_S, stage.on_step) as applied:
+        stage.applied.append(applied)
         yield applied
 
 
@@ -241,6 +247,8 @@ def run(
 
     Raises UnknownFact (invalid) where a fault was not applied or the load did not run, NotRun where one is refused.
     """
+    if (stage.wish.rate if rate is None else rate) <= 0:
+        raise NotRun("an experiment needs a load that runs through it, and --load-rate or pd_load.rate says 0")
     ready = prepare(stage, makes, allow_last)
     folder = stage.bundle / name.replace(".", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -257,6 +265,7 @@ def run(
     applied: list[Applied] = []
     returns: dict[str, float | None] = {}
     with observation:
+        observation.must_keep_up()
         try:
             for group in [[one] for one in ready.faults] if in_turn else [ready.faults]:
                 with contextlib.ExitStack() as stack:
@@ -310,7 +319,7 @@ def keep(
     by_unit = {unit: ready.facts[stage.deployment.hosts[host].machine] for unit, (host, _) in logs_of(stage.deployment).items()}
     keep_timeline(stage.bundle, name, {
         "faults": [
-            {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "injected": one.injected, "healed": one.healed, "steps": one.steps}
+            {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "guard_s": one.guard_s, "injected": one.injected, "healed": one.healed, "steps": one.steps}
             for one in applied
         ],
         "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s} if seen else None, "kv_back_s": kv_back_s,

@@ -81,11 +81,11 @@ class Guard:
     def verify_armed(self) -> None:
         self.hand.must(f"guard_armed {self.tag} {self.checksum} || {{ echo 'no timer runs, or the undo is not the one sent'; exit 1; }}", f"{self.tag} is not armed")
 
-    def fire(self) -> tuple[float, float]:
-        """Undo now, and when it was done, in the controller's clock; raises GuardFailed where the undo itself fails."""
+    def fire(self) -> tuple[tuple[float, float], bool]:
+        """Undo now: when it was done, in the controller's clock, and whether it was us; raises GuardFailed where the undo itself fails."""
         before = now()
         out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
-        return when(before, out, now())
+        return when(before, out, now()), "@@gone" not in out.splitlines()
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")
@@ -113,7 +113,7 @@ def when(before: float, said: str, after: float) -> tuple[float, float]:
 def clean_up(hand: Hand) -> list[str]:
     """Undo whatever any earlier run has left on the host; a line each. Raises GuardFailed."""
     out = hand.must(f"[ ! -d {FOLDER} ] || guard_replay all cleanup; lock_break", "what earlier runs left could not be undone", 120.0)
-    return [line for line in out.splitlines() if line.strip()]
+    return [line for line in out.splitlines() if line.strip() and not line.startswith("@@")]
 
 
 def leftovers(hand: Hand) -> list[str]:

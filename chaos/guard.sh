@@ -57,9 +57,9 @@ guard_armed() { # TAG UNDO-CKSUM: the timer runs, has read its functions, and th
   n=0; until [ -e "$PDGATE_GUARD/$1/ready" ]; do n=$((n + 1)); [ $n -lt 50 ] || return 1; sleep 0.05; done
   ours "$1" && [ "$(cksum <"$PDGATE_GUARD/$1/undo" | cut -d' ' -f1)" = "$2" ] && same $(cat "$PDGATE_GUARD/$1/timer")
 }
-guard_fire() { # TAG WHO: undo now, at most once at a time; twice does no harm
-  ours "$1" || return 0
-  mkdir "$PDGATE_GUARD/$1/firing" 2>/dev/null || { n=0; while [ -e "$PDGATE_GUARD/$1/firing" ] && [ $n -lt 50 ]; do sleep 0.1; n=$((n + 1)); done; return 0; }
+guard_fire() { # TAG WHO: undo now, at most once at a time; says @@gone where somebody else has done it
+  ours "$1" || { echo @@gone; return 0; }
+  mkdir "$PDGATE_GUARD/$1/firing" 2>/dev/null || { n=0; while [ -e "$PDGATE_GUARD/$1/firing" ] && [ $n -lt 50 ]; do sleep 0.1; n=$((n + 1)); done; echo @@gone; return 0; }
   (. "$PDGATE_GUARD/$1/undo" && moment) && echo "undone by $2 at $(uptime_s)" >"$PDGATE_GUARD/$1/state"
   code=$?
   rmdir "$PDGATE_GUARD/$1/firing" 2>/dev/null
@@ -88,17 +88,20 @@ guard_replay() { # after a reboot, and for --cleanup: undo whatever is still wri
   done
   guard_tidy
 }
-lock_take() { # OWNER SECONDS: one chaos run at a time; a lock past its time, or of before a reboot, is nobody's
+lock_holder() { # who holds this host, and for how many seconds yet; nothing where nobody does (past its time, of before a reboot)
+  { read -r owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null || return 0
+  [ "$boot" != "$(boot_id)" ] || [ "$until" -le "$(uptime_s)" ] || echo "$owner $((until - $(uptime_s)))"
+}
+lock_take() { # OWNER SECONDS: one chaos run at a time
   if ! mkdir "$PDGATE_LOCK" 2>/dev/null; then
-    { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null || { echo "$PDGATE_LOCK is being taken by another run"; return 1; }
-    if [ "$owner" != "$1" ] && [ "$boot" = "$(boot_id)" ] && [ "$until" -gt "$(uptime_s)" ]; then
-      echo "another chaos run holds this host: $owner, for another $((until - $(uptime_s))) s at most; if that run is dead: pytest chaos --cleanup"; return 1
-    fi
+    [ -e "$PDGATE_LOCK/held" ] || { echo "$PDGATE_LOCK is being taken by another run"; return 1; }
+    set -- "$1" "$2" $(lock_holder)
+    [ "${3:-$1}" = "$1" ] || { echo "another chaos run holds this host: $3, for another $4 s at most"; return 1; }
   fi
   echo "$1 $(($(uptime_s) + $2)) $(boot_id)" >"$PDGATE_LOCK/held"
 }
 lock_drop() { # OWNER
-  { read owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null
+  { read -r owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null
   [ "$owner" != "$1" ] || rm -rf "$PDGATE_LOCK"
 }
 lock_break() { # for --cleanup: whoever held it

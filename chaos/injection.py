@@ -30,18 +30,19 @@ class Applied:
     idle: str = ""  # why it is said that nobody came its way
     injected: tuple[float, float] = (0.0, 0.0)
     healed: tuple[float, float] = (0.0, 0.0)
+    guard_s: float = 0.0  # from arming on, after which the guard undoes it by itself
     steps: list[tuple[float, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_step: OnStep = lambda step: None) -> Iterator[Applied]:
-    """The fault is there within the block and gone after it; raises NotApplied or GuardFailed.
+    """The fault is there within the block and gone after it; raises NotApplied (also where it did not last) or GuardFailed.
 
     Whatever ends the block, it is healed; whatever ends *us*, the guard heals it `guard_s` after it was armed.
     """
     plan = fault.plan()
     guard = Guard(hand, tag, owner, plan.undo, plan.survives_reboot)
-    applied = Applied(fault.name, plan)
+    applied = Applied(fault.name, plan, guard_s=guard_s)
 
     def step(name: str) -> None:
         applied.steps.append((now(), name))
@@ -76,13 +77,18 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
         relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
         if relieve is not None:
             _, applied.healed = _timed(hand, relieve())
-        fired = guard.fire()
+        fired, by_us = guard.fire()
         if relieve is None:
             applied.healed = fired
         step("verify-healed")
         _verify_healed(fault, hand)
         step("disarm")
         guard.disarm()
+    if not by_us:
+        raise NotApplied(
+            f"{fault.name} on {fault.host} was undone by somebody else before its time (--cleanup, a reboot, or its own guard after {guard_s:g} s): "
+            "what was seen since is not its doing"
+        )
 
 
 def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pdgate.facts.model import UnknownFact
 from pdgate.inventory.model import Deployment, Proxy
@@ -18,11 +19,12 @@ from pdgate.serving.exchange import decoder_alone, front_of
 from pdgate.serving.golden import GoldenBook, judged_twice
 from pdgate.serving.load import LoadFailed, LoadPlan, LoadResult, Stage, end_early, run_load, schedule
 from pdgate.serving.logs import LogBook, Logs, attribute
-from pdgate.serving.record import Record, append_records
+from pdgate.serving.record import Record, append_records, now
 from pdgate.serving.watch import Moment, Watch
 
 FLOWING_S = 1.0
 CALM_S, CALM_REQUESTS = 2.0, 5
+KEEPS_UP = 0.5
 
 
 @dataclass
@@ -66,6 +68,18 @@ class Observation:
             time.sleep(0.1)
         raise UnknownFact(f"the load did not start: {self._failure or 'no good answer in 60 s'}")
 
+    def must_keep_up(self) -> None:
+        """Raises UnknownFact where fewer than half of the requests sent so far have ended: then every later hang is the load's own doing."""
+        entries = self._entries()
+        start = next(entry["start"] for entry in entries if "start" in entry)
+        ended = sum("outcome" in entry for entry in entries)
+        due = sum(start + slot.at <= now() for slot in self._slots)
+        if ended < due * KEEPS_UP:
+            raise UnknownFact(
+                f"the load is more than the deployment carries: {ended} of {due} requests had ended before the fault; lower pd_load.rate or --load-rate "
+                f"(now {self.plan.stages[0].rate:g} a second)"
+            )
+
     def until_calm(self, since: float, at_most_s: float, back: Callable[[], bool]) -> None:
         """Let the load run on until everything sent after `since` has been good for a while and `back` holds, then end it.
 
@@ -81,9 +95,12 @@ class Observation:
             time.sleep(0.25)
         end_early(self.folder / "load")
 
+    def _entries(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+
     def _calm_for(self, since: float) -> float:
         """Seconds behind the last bad request (or `since`) for which every request that was sent has ended, and well."""
-        entries = [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+        entries = self._entries()
         start = next(entry["start"] for entry in entries if "start" in entry)
         ended = {round(entry["scheduled"] - start, 3): entry["outcome"] for entry in entries if "outcome" in entry}
         begin = max([since - start, *(at for at, outcome in ended.items() if outcome != "ok")])

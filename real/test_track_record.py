@@ -19,7 +19,7 @@ import pytest
 from lab.control import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
-LOST = ("chaos/experiments/test_lost_prefill.py", "--chaos", "-k")
+LOST = ("chaos/experiments/test_lost_prefill.py", "--chaos", "--allow-outage", "-k")
 
 
 @dataclass(frozen=True)

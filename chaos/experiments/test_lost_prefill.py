@@ -1,6 +1,6 @@
 """P is killed between prefill and decode: does D answer right, fail cleanly, hang, or lie?
 
-Run one of them on a fresh deployment: afterwards P is dead.
+All engines of P's host die at once. Whether D had met P before tells `first-contact` from the others: that one on a fresh deployment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pair(consent, deployment):
 
 
 @pytest.fixture
-def lose_prefill(pair, kill, deployment, pdgate_run):
+def lose_prefill(pair, lose, deployment, pdgate_run):
     """Prefill on P, kill P, decode on D: (record with its outcome, D's log lines meanwhile, deadline)."""
     p, d, p_endpoint, d_endpoint = pair
     deadline_s = deployment.host_of(d).expect.request_deadline_s
@@ -47,11 +47,11 @@ def lose_prefill(pair, kill, deployment, pdgate_run):
             params = prefill(p_endpoint, prompt, uuid.uuid4().hex, deadline_s)
         except NoHandover as error:
             raise NotRun(f"{d.connector} hands over through its router only: {error}") from None
-        kill([engine for engine in deployment.engines if engine.host == p.host])
-        start = mark(pdgate_run.shells, host.connection, [d.log])[d.log]
-        record = with_outcome(decode(d_endpoint, prompt, params, deadline_s), golden)
-        pdgate_run.keep(record)
-        lines = since(pdgate_run.shells, host.connection, [start])[d.log] if not isinstance(start, LogUnavailable) else start
+        with lose([engine for engine in deployment.engines if engine.host == p.host]):
+            start = mark(pdgate_run.shells, host.connection, [d.log])[d.log]
+            record = with_outcome(decode(d_endpoint, prompt, params, deadline_s), golden)
+            pdgate_run.keep(record)
+            lines = since(pdgate_run.shells, host.connection, [start])[d.log] if not isinstance(start, LogUnavailable) else start
         return record, ([] if isinstance(lines, LogUnavailable) else lines.lines), deadline_s
 
     return run
@@ -82,7 +82,7 @@ def test_prefill_killed_before_the_pull_by_a_decoder_that_never_met_it(pair, los
 
 
 @check("recovery.prefill-restarted", severity="critical", reference="smg-project/smg#2491")
-def test_the_deployment_serves_again_after_prefill_was_restarted(pair, kill, start, deployment, pdgate_run, judge):
+def test_the_deployment_serves_again_after_prefill_was_restarted(pair, lose, deployment, pdgate_run, judge):
     p, d, _, _ = pair
     if not deployment.proxies:
         raise UnknownFact("the inventory has no proxy")
@@ -92,8 +92,8 @@ def test_the_deployment_serves_again_after_prefill_was_restarted(pair, kill, sta
     before = complete(endpoint, fresh_prompt("before-restart", d.model), deadline_s)
     if before.outcome != "ok":
         raise UnknownFact(f"the request before the fault failed: {before.outcome}: {before.detail}")
-    kill([engine for engine in deployment.engines if engine.host == p.host])
-    start(deployment.host_of(p))
+    with lose([engine for engine in deployment.engines if engine.host == p.host]):
+        pass
     for attempt in range(10):  # a router may need a health check or two to see that P is back; silence is not waited for again
         prompt = fresh_prompt(f"after-restart-{attempt}", d.model)
         golden = golden_answer(deployment, prompt, deadline_s)

@@ -15,7 +15,7 @@ EXPERIMENT = "chaos/experiments/test_lost_prefill.py"
 
 
 def _run(which: str) -> tuple[str, ...]:
-    return (EXPERIMENT, "--chaos", "-k", which)
+    return (EXPERIMENT, "--chaos", "--allow-outage", "-k", which)
 
 
 def under_load(which: str, *options: str) -> tuple[str, ...]:

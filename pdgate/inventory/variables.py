@@ -77,8 +77,9 @@ class Expect(BaseModel):
     tls_switch: int | None = Field(None, ge=0, le=1, description="The NPU TLS switch every device must show. Default: all must agree.")
     on_loss: dict[Loss, Answer] = Field(
         default_factory=dict,
-        description="Chaos: what a request comes to whose engine (or transfer) is lost in a phase: `answered` (retried, recomputed, taken over: "
-        "the golden answer all the same) or `failed` (a clean error in time is enough). Default: `answered` where the running D has "
+        description="Chaos: what a request comes to whose engine (or transfer) is lost in a phase (`prefilling`, `prefilled`, `handshake`, `transferring`, "
+        "`received`, `decoding`, `transfer-fails`): `answered` (retried, recomputed, taken over: the golden answer all the same) or `failed` (an error "
+        "in time is enough; once the answer has begun, a broken connection, never a polite end). Default: `answered` where the running D has "
         "`kv_load_failure_policy: recompute` and a connector version that reports failed pulls, in the phases in which D can recompute; else `failed`.",
     )  # fmt: skip
     failover_s: float | None = Field(

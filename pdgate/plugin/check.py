@@ -52,8 +52,9 @@ def info_of(item: pytest.Item) -> CheckInfo | None:
 
 def target_of(item: pytest.Item) -> str:
     """What the check is about: its engine, host or proxy, else the deployment."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
+    spec = getattr(item, "callspec", None)
+    params = getattr(spec, "params", {})
     for name in ("engine", "pd_host", "proxy"):
         if name in params:
             return str(getattr(params[name], "name", params[name]))
-    return "deployment"
+    return f"deployment [{spec.id}]" if spec and "chaos" in item.path.parts else "deployment"

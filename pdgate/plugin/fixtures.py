@@ -94,7 +94,7 @@ def judge(request: pytest.FixtureRequest, pdgate_run: Run) -> Judge:
         item.stash[RESULT_KEY] = result
         item.config.hook.pytest_pdgate_judged(item=item, result=result)
         if verdict == "fail":
-            pytest.fail("\n".join(finding_text(f) for f in kept) + (f"\nalso unknown: {unknown}" if unknown else ""), pytrace=False)
+            pytest.fail("\n".join(finding_text(f) for f in kept if f.severity != "note") + (f"\nalso unknown: {unknown}" if unknown else ""), pytrace=False)
         if verdict == "invalid":
             pytest.fail(f"cannot be judged: {unknown}", pytrace=False)
 

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gentle", action="store_true", help="single requests only: no load, no sweep, no cancellation but one")
     group.addoption("--golden", metavar="FILE", help="golden answers an earlier run has kept (golden.json), instead of learning them")
-    load = parser.getgroup("pdgate load", "pdgate load (instead of pd_load in the inventory)")
+    load = parser.getgroup("pdgate load", "pdgate load (instead of pd_load in the inventory; chaos takes rate and seed)")
     load.addoption("--load-rate", type=float, metavar="N", help="requests per second; 0: no load")
     load.addoption("--load-seconds", type=float, metavar="S", help="how long; 0: no load")
     load.addoption("--load-seed", type=int, metavar="N", help="the same seed, the same schedule")
@@ -41,13 +41,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--load-remote-workers", type=int, default=0, metavar="N", help="wait for N workers of other machines: pdgate load-worker HOST:PORT"
     )
     load.addoption("--load-master", default="127.0.0.1:0", metavar="ADDR:PORT", help="where the master listens for workers (a free port of 127.0.0.1)")
-    group.addoption("--cleanup", action="store_true", help="pytest chaos --cleanup: undo what any earlier chaos run has left, run nothing")
+    group.addoption("--cleanup", action="store_true", help="pytest chaos --cleanup: undo what an earlier chaos run has left, run nothing; needs no --chaos")
+    group.addoption("--break-lock", action="store_true", help="with --cleanup: the chaos run of another machine that holds the hosts is dead, you know it")
     group.addoption("--chaos-budget", type=float, default=3600.0, metavar="S", help="no experiment begins after so many seconds (3600)")
     group.addoption(
         "--allow-outage", action="store_true", help="experiments may take the last healthy P or D: the deployment then serves nobody for a while"
     )
-    group.addoption("--campaign", type=int, default=0, metavar="N", help="pytest chaos: a random campaign of N faults")
-    group.addoption("--chaos-seed", type=int, metavar="N", help="the same seed, the same campaign")
+    group.addoption("--campaign", type=int, default=0, metavar="N", help="pytest chaos --chaos: a random campaign of N faults")
+    group.addoption("--chaos-seed", type=int, metavar="N", help="of the campaign: the same seed, the same faults (--load-seed is the load's)")
     group.addoption("--allow-unreachable", action="store_true", help="judge the rest when a host cannot be reached")
 
 

@@ -205,6 +205,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for state in waiver_states(run.waivers, results):
         write.write_line(f"waiver: {state}", yellow=True)
     _write_not_run(write, results)
+    if all(result.reason == "deselected" for result in results):
+        write.write_line("nothing was selected: no check matches; pdgate checks lists them all", cyan=True)
     verdict = overall(results)
     numbers = counts(results)
     line = ", ".join(f"{numbers[name]} {name}" for name in VERDICTS if numbers[name])

@@ -41,6 +41,16 @@ def expectation(deployment: Deployment, facts: dict[str, HostFacts], loss: Loss)
     return "failed", f"{loss}: nothing is promised with kv_load_failure_policy {policy}; a clean failure in time is enough"
 
 
+def told(target: str, loss: Loss, record: Record, expected: tuple[Answer, str], lost: str, good_s: float | None) -> Finding:
+    """What became of the request, also where that is as it should be."""
+    took = f" after {record.end - record.sent:.2f} s" if record.end is not None else ""
+    again = "never good again" if good_s is None else f"good again {good_s:.2f} s after the healing"
+    return Finding(
+        target=target, expected="-", seen=f"the request that was {WORDS.get(loss, loss)} when {lost} was lost ended {record.outcome}{took}, HTTP {record.status} "
+        f"(to be {expected[0]}: {expected[1]}); {again}", why="-", remedy="-", severity="note",
+    )  # fmt: skip
+
+
 def ended_as_expected(target: str, loss: Loss, record: Record, expected: tuple[Answer, str], deadline_s: float, lost: str) -> Iterator[Finding]:
     """The request that was hit is answered right or fails cleanly and in time, as promised: never wrong, never silent."""
     answer, why = expected

@@ -95,6 +95,7 @@ class Measures:
     steady_s: float | None
     dip: float
     late_s: float = 0.0
+    slowest_s: tuple[float, float] = (0.0, 0.0)  # good answers, from being sent to the end: before the fault, and from then on
     timeline: list[dict[str, float]] = field(default_factory=list)  # requests that ended in each second from `start` on: good, bad
     start: float = 0.0  # epoch seconds of the first request
 
@@ -124,9 +125,14 @@ def measure(records: list[Record], fault: tuple[float, float], heal: tuple[float
     ]  # fmt: skip
     return Measures(
         fault, heal, _outcomes(before), _outcomes(during), _outcomes(after),
-        min(bad_ends) - fault[1] if bad_ends else None, max(0.0, min(good_ends) - heal[1]) if good_ends else None, _steady(after, heal[1]),
-        float(sum(record.outcome != "ok" for record in during + after)), percentile([record.late for record in records], 0.95).value, timeline, start,
+        max(0.0, min(bad_ends) - fault[1]) if bad_ends else None, max(0.0, min(good_ends) - heal[1]) if good_ends else None, _steady(after, heal[1]),
+        float(sum(record.outcome != "ok" for record in during + after)), percentile([record.late for record in records], 0.95).value,
+        (_slowest(before), _slowest(during + after)), timeline, start,
     )  # fmt: skip
+
+
+def _slowest(records: list[Record]) -> float:
+    return max((record.e2e or 0.0 for record in records if record.outcome == "ok"), default=0.0)
 
 
 def _outcomes(records: list[Record]) -> dict[str, int]:
@@ -136,11 +142,11 @@ def _outcomes(records: list[Record]) -> dict[str, int]:
 def in_words(seen: Measures) -> str:
     """The measures as one sentence."""
     total = sum(seen.during.values()) + sum(seen.after.values())
-    noticed = "nobody noticed" if seen.detected_s is None else f"the first failure {seen.detected_s:.2f} s after the fault"
+    noticed = "no request failed" if seen.detected_s is None else f"the first failure {seen.detected_s:.2f} s after the fault"
     good = "no good answer after the healing" if seen.first_good_s is None else f"the first good answer {seen.first_good_s:.2f} s after the healing"
     steady = "never steady again" if seen.steady_s is None else f"steady from {seen.steady_s:.2f} s after it"
     during = ", ".join(f"{count} {outcome}" for outcome, count in sorted(seen.during.items()))
-    return f"{seen.dip:.0f} of {total} requests were not good (while it lasted: {during}); {noticed}, {good}, {steady}; all +- {seen.uncertainty_s:.2f} s"
+    return f"{seen.dip:.0f} of {total} requests were not good (while it lasted: {during}); {noticed}, the slowest answer took {seen.slowest_s[1]:.2f} s ({seen.slowest_s[0]:.2f} s before), {good}, {steady}; all +- {seen.uncertainty_s:.2f} s"
 
 
 def _steady(after: list[Record], heal: float) -> float | None:
@@ -153,12 +159,12 @@ def _steady(after: list[Record], heal: float) -> float | None:
     return max(0.0, min(record.scheduled for record in good) - heal) if bad else 0.0
 
 
-def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record], by_fault: str = "") -> Iterator[Finding]:
-    """No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
+def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record], by_fault: str = "", did: str = "") -> Iterator[Finding]:
+    """`did`: what was done, in words. No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
     every = Counter(seen.during) + Counter(seen.after)
-    yield Finding(target=target, expected="-", seen=in_words(seen) + (f"; {by_fault}" if by_fault else ""), why="-", remedy="-", severity="note")
+    yield Finding(target=target, expected="-", seen=(f"{did}: " if did else "") + in_words(seen) + (f"; {by_fault}" if by_fault else ""), why="-", remedy="-", severity="note")
     wrong = [record for record in records if record.outcome == "wrong"]
     if wrong:
         yield Finding(
@@ -197,7 +203,7 @@ def kv_is_back(settling: Settling, gone: set[str]) -> Iterator[Finding]:
             continue
         yield Finding(
             target=name, expected=f"back at its baseline within {settling.bound_s:g} s", seen=f"still {held}",
-            why="KV that a fault strands is lost until a restart", remedy="vllm-ascend#12383, #13240; vllm#50425",
+            why="KV that a fault strands is lost until a restart", remedy="restart it to get them back; why: D's last lines for those requests, P's 'Delaying free' without its end (vllm-ascend#12383, #13240; vllm#50425)",
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from chaos import phases
@@ -15,6 +16,7 @@ from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
 from chaos.guard import GuardFailed, Hand, clean_up, leftovers
 from chaos.injection import STEPS, NotApplied, injected
+from chaos.lock import Held, drop, holder, parse, refuse_the_living, take, this_run
 from chaos.single import hit
 from lab.control import Lab
 from pdgate.deployment import open_deployment
@@ -28,6 +30,7 @@ __all__ = [
     "KINDS",
     "STEPS",
     "GuardFailed",
+    "Held",
     "Kill",
     "NotApplied",
     "Partition",
@@ -35,15 +38,22 @@ __all__ = [
     "UnknownFact",
     "a_fault",
     "clean_up",
+    "drop",
     "hand_of",
     "hit",
+    "holder",
     "injected",
     "leftovers",
     "log_line",
+    "parse",
     "phases",
+    "refuse_the_living",
+    "replace",
     "run",
     "stage_of",
     "state_of",
+    "take",
+    "this_run",
     "unlock",
     "victims_from",
 ]  # fmt: skip
@@ -63,12 +73,12 @@ def stage_of(lab: Lab, folder: Path) -> Stage:
     shells = hand_of(lab, folder).shells
     wish = deployment.front_host.load.model_copy(update={"rate": 10})
     book = golden_of(deployment, model_of(deployment), wish.output_tokens)
-    return Stage(deployment, shells, folder, deployment.proxies[0], book, wish, deadline_of(deployment), 5.0, "pdgate-test")
+    return Stage(deployment, shells, folder, deployment.proxies[0], book, wish, deadline_of(deployment), 5.0, this_run("pdgate-test"))
 
 
 def unlock(stage: Stage) -> None:
     for host in stage.deployment.hosts:
-        stage.hand(host).must(f"lock_drop {stage.owner}", "the chaos lock could not be dropped")
+        drop(stage.hand(host), stage.owner)
 
 
 def a_fault(kind: str, hand: Hand, tag: str) -> Fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -197,15 +198,78 @@ unlock(stage)
     assert done.returncode == 0, done.stderr[-1500:]
 
 
-def test_two_runs_cannot_meet_and_a_stale_lock_is_nobodys(lab: Lab) -> None:
+def test_two_runs_cannot_meet_and_the_lock_of_a_dead_run_is_nobodys(lab: Lab) -> None:
     done = in_lab(lab, """
-hand.must("lock_take first 60", "lock")
-assert "another chaos run holds this host: first" in hand.run("lock_take second 60").stdout
-hand.must("lock_drop second; lock_take first 60; lock_drop first", "again")
-hand.must("lock_take first 0; sleep 1.1; lock_take second 60; lock_drop second", "stale")
+def held(what, *words):
+    try:
+        what()
+    except Held as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError("not refused")
+first, second = this_run("first"), this_run("second")
+dead, elsewhere = replace(first, run="dead", pid=2**22 + 1), replace(first, run="elsewhere", place="0")
+take(hand, first)
+held(lambda: take(hand, second), "first (pid", "is alive")
+held(lambda: refuse_the_living(hand, True), "is alive", "nothing was undone")
+take(hand, first)
+drop(hand, first)
+take(hand, dead)
+refuse_the_living(hand, False)
+take(hand, second)
+assert parse(holder(hand)[0]) == second
+drop(hand, second)
+take(hand, elsewhere)
+held(lambda: take(hand, second), "cannot be looked at from here", "--break-lock")
+held(lambda: refuse_the_living(hand, False), "--break-lock")
+refuse_the_living(hand, True)
+hand.must("lock_break", "lock")
+hand.must("lock_take old 0; sleep 1.1", "past its time")
+take(hand, second)
+drop(hand, second)
 assert hand.run("ls /run/pdgate-chaos.lock").code != 0
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_a_fault_that_somebody_else_undoes_proves_nothing(lab: Lab) -> None:
+    done = in_lab(lab, """
+for undo in ("guard_fire u1 cleanup", "guard_replay all cleanup"):
+    try:
+        with injected(a_fault("stall", hand, "u1"), hand, "u1", "pdgate-test", 60):
+            hand.must(undo, "undo")
+    except NotApplied as error:
+        assert "undone by somebody else" in str(error), error
+    else:
+        raise AssertionError("it passed")
+assert leftovers(hand) == []
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_an_experiment_that_is_interrupted_undoes_what_it_did_and_says_so(lab: Lab, tmp_path: Path) -> None:
+    done = in_lab(lab, f"""
+import signal, subprocess
+words = ["chaos", "--chaos", "--hosts=" + lab.inventory, "-k", "recovery.decode-stalled", "--bundle={tmp_path}/b", "-q", "-p", "no:cacheprovider"]
+run = subprocess.Popen([sys.executable, "-m", "pytest", *words], cwd={str(ROOT)!r}, stdout=subprocess.PIPE, text=True)
+stopped = "grep -l '^State:.T' /proc/[0-9]*/status 2>/dev/null"
+until = time.monotonic() + 60
+while not hand.run(stopped).stdout and time.monotonic() < until:
+    time.sleep(0.2)
+try:  # while it is alive, cleanup keeps its hands off
+    refuse_the_living(hand, True)
+except Held as error:
+    assert "is alive" in str(error)
+else:
+    raise AssertionError("cleanup would have undone a fault of a run that is alive")
+run.send_signal(signal.SIGINT)
+said = run.communicate(timeout=60)[0]
+assert run.returncode == 2, (run.returncode, said)
+assert not hand.run(stopped).stdout and leftovers(hand) == []
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+    [check] = [one for one in json.loads((tmp_path / "b" / "verdict.json").read_text())["checks"] if one["id"] == "recovery.decode-stalled"]
+    assert check["verdict"] == "invalid" and "interrupted: SIGSTOP engine of d0" in check["reason"] and "undone" in check["reason"]
 
 
 def test_cleanup_undoes_what_a_killed_run_left_and_says_what(lab: Lab) -> None:

@@ -50,7 +50,7 @@ def test_the_healthy_lab_raises_nothing(tmp_path: Path, phase: str) -> None:
 
 
 # Those that lose P for good need a lab each; the others follow each other on one, as they would at night.
-LOST = [("chaos/experiments/test_lost_prefill.py", "--chaos", "-k", which) for which in ("that_knew_it", "never_met_it", "restarted")]
+LOST = [("chaos/experiments/test_lost_prefill.py", "--chaos", "--allow-outage", "-k", which) for which in ("that_knew_it", "never_met_it", "restarted")]
 HERE = "chaos/experiments/test_"
 UNDER_LOAD = [
     (f"{HERE}engines_lost.py", "--allow-outage"), (f"{HERE}paths.py",), (f"{HERE}phases.py", f"{HERE}waiting.py", f"{HERE}stolen_ports.py"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,10 +22,11 @@ from chaos.faults.ports import OccupyPorts
 from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
 from chaos.guard import LIBRARY, posix_cksum, timed, when
+from chaos.observe import Observation
 from pdgate.facts.model import Listener, UnknownFact
 from pdgate.rules.recovery import Expectation, behaved, measure
 from pdgate.serving.metrics import Sample
-from pdgate.serving.record import Record
+from pdgate.serving.record import Record, now
 from tests.build import deployment, engine, facts, host
 
 V = (Victim(7, "123", "456", "VLLM::Worker"),)
@@ -174,3 +178,17 @@ def test_a_failing_schedule_is_reduced_to_what_fails(numbers: list[int], culprit
 
     fewer = reduce(events, fails)
     assert fails(fewer) and len(fewer) == len(culprits) and [event for event in events if event in fewer][: len(fewer)]
+
+
+def test_a_load_the_deployment_cannot_carry_is_no_load_to_judge_by(tmp_path: Path) -> None:
+    observation = Observation.__new__(Observation)
+    observation.folder, observation.plan = tmp_path, SimpleNamespace(stages=[SimpleNamespace(rate=2.0)])  # type: ignore[assignment]
+    observation._slots = [SimpleNamespace(at=at) for at in (0.0, 0.5, 1.0, 1.5, 99.0)]  # type: ignore[misc]
+    (tmp_path / "load").mkdir()
+    lines = [{"start": now() - 10}, {"scheduled": 0, "outcome": "ok"}, {"scheduled": 0.5, "outcome": "ok"}]
+    records = tmp_path / "load" / "records.jsonl"
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    observation.must_keep_up()
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    with pytest.raises(UnknownFact, match="more than the deployment carries: 1 of 4 requests"):
+        observation.must_keep_up()
