@@ -138,7 +138,8 @@ def judged_by(stage: Stage, judge):
 
     def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
-            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault(), "; ".join(one.plan.does for one in outcome.applied)),
+            recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault(), "; ".join(one.plan.does for one in outcome.applied),
+                             recovery.freed_before(stage.deployment, outcome.records, outcome.logs)),
             aftermath(stage, outcome),
             *more,
         ))  # fmt: skip

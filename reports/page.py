@@ -22,7 +22,9 @@ def render_page(document: dict[str, Any], experiments: Sequence[dict[str, Any]] 
         subject = subjects.setdefault(check["id"], {"title": check["title"], "severity": check["severity"], "targets": []})
         subject["targets"].append(check)
     for subject in subjects.values():
-        subject["worst"] = next(verdict for verdict in ORDER if any(c["verdict"] == verdict for c in subject["targets"]))
+        # What -k or -m left out says nothing about the rest.
+        chosen = [c for c in subject["targets"] if c.get("reason") != "deselected"] or subject["targets"]
+        subject["worst"] = next(verdict for verdict in ORDER if any(c["verdict"] == verdict for c in chosen))
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check["verdict"] == "not-run":

@@ -14,6 +14,8 @@ from pdgate.rules.finding import Finding
 from pdgate.rules.running import running_engine
 from pdgate.rules.statistics import percentile
 from pdgate.serving.exchange import Settling, unsettled
+from pdgate.serving.logs import UUID as IDS
+from pdgate.serving.logs import Logs
 from pdgate.serving.record import Record
 
 WINDOW_S = 1.0
@@ -159,8 +161,8 @@ def _steady(after: list[Record], heal: float) -> float | None:
     return max(0.0, min(record.scheduled for record in good) - heal) if bad else 0.0
 
 
-def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record], by_fault: str = "", did: str = "") -> Iterator[Finding]:
-    """`did`: what was done, in words. No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
+def behaved(target: str, seen: Measures, expected: Expectation, records: list[Record], by_fault: str = "", did: str = "", about_wrong: str = "") -> Iterator[Finding]:
+    """`did`: what was done, in words; `about_wrong`: what is known of the wrong answers. No wrong answer ever; hangs and failures only as declared; back to steady state in time."""
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
     every = Counter(seen.during) + Counter(seen.after)
@@ -169,7 +171,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
     if wrong:
         yield Finding(
             target=wrong[0].engine or target, expected="no wrong answer, whatever fails", seen=f"{len(wrong)} wrong answers, the first: prompt {wrong[0].prompt_id}, "
-            f"id {wrong[0].served_id}: {wrong[0].detail}", why="fluent nonsense with status 200 reaches users",
+            f"id {wrong[0].served_id}: {wrong[0].detail}{about_wrong}", why="fluent nonsense with status 200 reaches users",
             remedy="see 'Mooncake transfer failed' in D's log (vllm-ascend#17044), forced frees before late pulls (#15420)",
         )  # fmt: skip
     if every["hang"] and not expected.hangs_allowed:
@@ -192,6 +194,15 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
             target=target, expected=f"every request is good again within {expected.recovers_within_s:g} s of the healing", seen=f"{took}; after the healing: {rest}",
             why=OUTLIVES, remedy=WHO_KEEPS_IT,
         )  # fmt: skip
+
+
+def freed_before(deployment: Deployment, records: list[Record], logs: Logs) -> str:
+    """How many wrong answers are of requests whose KV P had force-freed, in words; empty where none is."""
+    patterns = {engine.name: connector_of(engine.connector).signatures.forced_free for engine in deployment.engines if engine.serves_prefill}
+    freed = {request for name, pattern in patterns.items() for line in logs.lines.get(name, []) if re.search(pattern, line) for request in IDS.findall(line)}
+    wrong = [record for record in records if record.outcome == "wrong"]
+    hit = sum(bool(freed & set(IDS.findall(record.served_id))) for record in wrong)
+    return f"; P had given up the KV of {hit} of these {len(wrong)} at its abort timeout before D fetched it (vllm-ascend#15420)" if hit else ""
 
 
 def kv_is_back(settling: Settling, gone: set[str]) -> Iterator[Finding]:

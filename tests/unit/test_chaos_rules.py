@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 from pathlib import Path
@@ -24,7 +25,8 @@ from chaos.faults.storms import Storm
 from chaos.guard import LIBRARY, posix_cksum, timed, when
 from chaos.observe import Observation
 from pdgate.facts.model import Listener, UnknownFact
-from pdgate.rules.recovery import Expectation, behaved, measure
+from pdgate.rules.recovery import Expectation, behaved, freed_before, measure
+from pdgate.serving.logs import Logs
 from pdgate.serving.metrics import Sample
 from pdgate.serving.record import Record, now
 from tests.build import deployment, engine, facts, host
@@ -192,3 +194,13 @@ def test_a_load_the_deployment_cannot_carry_is_no_load_to_judge_by(tmp_path: Pat
     records.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     with pytest.raises(UnknownFact, match="more than the deployment carries: 1 of 4 requests"):
         observation.must_keep_up()
+
+
+def test_a_wrong_answer_whose_kv_was_given_up_before_says_so() -> None:
+    some, other = "0e6485ed007c4952b1dc76c7741b1aaa", "1e6485ed007c4952b1dc76c7741b1bbb"
+    p = engine("p0")
+    said = f"(Worker pid=7) ERROR [mooncake_connector.py:233] Force freed expired request: cmpl-{some}-0-be52. Reason: Request exceeded timeout threshold"
+    logs = Logs({"p0": [said]}, {}, datetime.date(2026, 1, 2))
+    wrong = [request(1.0, "wrong").model_copy(update={"served_id": f"cmpl-{one}"}) for one in (some, other)]
+    assert "the KV of 1 of these 2" in freed_before(deployment([p]), wrong, logs)
+    assert freed_before(deployment([p]), wrong[1:], logs) == ""
