@@ -88,7 +88,7 @@ def moment(entry: LogLine, facts: HostFacts) -> Interval | None:
     clock = facts.clock.get()
     zone = parse_utc_offset(clock.utc_offset).utcoffset(None)
     assert zone is not None
-    written = entry.at - zone.total_seconds()
+    written = entry.at if entry.utc else entry.at - zone.total_seconds()
     return Interval(low=written - clock.offset_s.high, high=written + entry.resolution_s - clock.offset_s.low)
 
 

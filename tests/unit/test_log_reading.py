@@ -113,6 +113,14 @@ def test_a_log_time_becomes_an_interval_in_our_clock() -> None:
     assert seen is not None and seen.low <= truth <= seen.high and seen.radius < 0.7
 
 
+@pytest.mark.parametrize("line", ["2026-01-02 02:00:00 ERROR vllm_router_rs::routers: failed", "2026-01-02T02:00:00Z ERROR router: failed"])
+def test_a_router_writes_utc_whatever_the_zone_of_its_host(line: str) -> None:
+    clock = Clock(offset_s=Interval(low=-0.1, high=0.1), utc_offset="+0800", localtime="Asia/Shanghai")
+    [entry] = parse_log("proxy p", [line], DAY)
+    seen = moment(entry, facts(clock=clock))
+    assert seen is not None and seen.low <= datetime.datetime(2026, 1, 2, 2, 0, 0, tzinfo=datetime.UTC).timestamp() <= seen.high
+
+
 def test_errors_of_hosts_eight_hours_apart_are_told_in_the_order_in_which_they_began() -> None:
     ahead = facts(clock=Clock(offset_s=Interval(low=28799.9, high=28800.1), utc_offset="+0000", localtime="UTC"))
     right = facts(clock=Clock(offset_s=Interval(low=-0.1, high=0.1), utc_offset="+0000", localtime="UTC"))

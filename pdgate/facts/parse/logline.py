@@ -26,7 +26,10 @@ SHAPES = [
 
 @dataclass(frozen=True)
 class LogLine:
-    """One entry with the lines that continue it. `at` is its own wall-clock time as seconds since 1970 read as if UTC, without zone."""
+    """One entry with the lines that continue it. `at` is its own wall-clock time as seconds since 1970 read as if UTC, without zone; with `utc` it is UTC.
+
+    vllm-router writes UTC and no zone (seen with 0.1.17 on a host at +0800).
+    """
 
     unit: str
     number: int
@@ -38,6 +41,7 @@ class LogLine:
     process: str = ""
     pid: int | None = None
     where: str = ""
+    utc: bool = False
     more: tuple[str, ...] = field(default=())
 
     @property
@@ -97,6 +101,7 @@ def _entry(unit: str, number: int, raw: str, today: datetime.date) -> LogLine | 
         return LogLine(
             unit, number, parts["text"], level, at, resolution, shape, parts.get("process") or process,
             int(parts["pid"]) if parts.get("pid") else pid, parts.get("where") or "",
+            bool(parts.get("utc")) or parts["text"].startswith("vllm_router_rs::"),
         )  # fmt: skip
     return LogLine(unit, number, rest, process=process, pid=pid) if process and not raw.startswith((" ", "\t")) else None
 
