@@ -169,7 +169,7 @@ def prefilling_requests_leak_when_cancelled(plan: LabPlan) -> None:
 @defect("prefilled-never-expires", trips={"service.cancel.prefilled"}, reference="vllm-ascend#13240", run=LOAD)
 def prefill_holds_unfetched_kv_for_ever(plan: LabPlan) -> None:
     """The first P engine never gives up long KV that nobody fetches."""
-    plan.host_of("p0").misbehave("engine:7000", "never_expires")
+    plan.host_of("p0").misbehave("engine:7000", "never_expires", {"least": 10})
 
 
 @defect("transferring-aborts-leak", trips={"service.cancel.transferring"}, reference="vllm-ascend#12383", run=LOAD)

@@ -35,7 +35,7 @@ def decode_keeps_a_dead_peer_until_it_is_restarted(plan: LabPlan) -> None:
 @defect("unacknowledged-kv-is-lost", trips={"recovery.hit.received"}, reference="vllm-ascend#13240", run=under_load("recovery.hit.received"), nightly=True)
 def prefill_never_gives_up_kv_that_nobody_acknowledged(plan: LabPlan) -> None:
     """P has no abort timeout: the KV of a request whose D died is lost until P is restarted."""
-    engines(plan, "p0", "never_expires")
+    engines(plan, "p0", "never_expires", {"least": 1})
 
 
 @defect("cut-answer-looks-whole", trips={"recovery.hit.decoding"}, reference="vllm-ascend#13140", run=under_load("recovery.hit.decoding"), nightly=True)

@@ -309,7 +309,8 @@ class Core:
                 self.stalled.clear()  # no token ever again; /health is answered by another process
             last = time.monotonic()
             for request_id, (since, blocks, _) in list(self.delayed.items()):
-                if time.monotonic() - since > self.spec.abort_timeout_s and "never_expires" not in self.settings.misbehave:
+                kept = self.settings.misbehave.get("never_expires")
+                if time.monotonic() - since > self.spec.abort_timeout_s and (not kept or len(blocks) < kept["least"]):
                     del self.delayed[request_id]
                     self._release(blocks)
                     self.workers[0].notify("forced", request=request_id, timeout=self.spec.abort_timeout_s)
