@@ -29,7 +29,7 @@ def failed_pulls_are_answered(plan: LabPlan) -> None:
 @defect("late-pull", trips={"service.load.wrong", "service.load.no-forced-frees"}, alone=True, reference="vllm-ascend#15420", run=LOAD, nightly=True)
 def decode_pulls_blocks_that_were_freed(plan: LabPlan) -> None:
     """One decode engine pulls some requests after P's abort timeout: their blocks are others' by then."""
-    decoder(plan, 0, "pulls_late", {"from": 12, "to": 14, "seconds": 4.0})
+    decoder(plan, 0, "pulls_late", {"from": 12, "to": 14, "every": 2, "seconds": 3.6})
     engines(plan, "p0", "recycles_at_once")
 
 

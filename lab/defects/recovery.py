@@ -120,8 +120,8 @@ def an_engine_serves_without_the_port_that_was_stolen(plan: LabPlan) -> None:
 
 @defect("impatient-proxy", trips={"recovery.http-slow"}, run=under_load("recovery.http-slow"), nightly=True)
 def the_proxy_gives_up_on_a_slow_decoder(plan: LabPlan) -> None:
-    """The proxy gives a decoder 0.6 s for the next bytes."""
-    proxy(plan, "gives_up_after_s", 0.6)
+    """The proxy gives a decoder 0.4 s for the next bytes."""
+    proxy(plan, "gives_up_after_s", 0.4)
 
 
 @defect("cut-side-channel-is-fatal", trips={"recovery.side-channel-cut"}, reference="vllm-ascend#5431", run=under_load("recovery.side-channel-cut"), nightly=True)
