@@ -105,6 +105,6 @@ lock_drop() { # OWNER
   [ "$owner" != "$1" ] || rm -rf "$PDGATE_LOCK"
 }
 lock_break() { # for --cleanup: whoever held it
-  { read -r owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null && echo "lock of $owner" && rm -rf "$PDGATE_LOCK"
+  { read -r owner until boot <"$PDGATE_LOCK/held"; } 2>/dev/null && echo "lock of ${owner%%:*}" && rm -rf "$PDGATE_LOCK"
   true
 }

@@ -143,6 +143,11 @@ def test_a_run_that_judged_nothing_does_not_pass(tmp_path: Path) -> None:
     assert run.returncode == 1 and verdict(tmp_path / "b")["verdict"] == "not-run"
 
 
+def test_a_selection_that_matches_nothing_says_so(tmp_path: Path) -> None:
+    run = pdgate(f"--hosts={SAVED}", f"--bundle={tmp_path}/b", "-q", "-k", "no.such.check")
+    assert run.returncode != 0 and "nothing was selected: no check matches" in run.stdout
+
+
 def test_without_hosts_pytest_explains_itself_in_two_lines() -> None:
     run = pdgate()
     assert run.returncode == 4
