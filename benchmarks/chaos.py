@@ -67,8 +67,7 @@ def hand_on(lab: Lab, host: str, folder: Path) -> Hand:
 def chaos_in(lab: Lab, bundle: Path, *which: str) -> list[str]:
     """The command of a chaos run inside the lab's network."""
     words = ["chaos", f"--hosts={lab.inventory}", "--chaos", f"--bundle={bundle}", "-q", "-p", "no:cacheprovider", *which]
-    join = f"from lab.control import Lab; Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0).join()"
-    return [sys.executable, "-c", f"import sys, pytest; {join}; sys.exit(pytest.main({words!r}))"]
+    return [sys.executable, "-c", f"import sys, pytest; {lab.joining}; sys.exit(pytest.main({words!r}))"]
 
 
 def processes(words: bytes) -> list[int]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from chaos.faults.base import Plan
+from collections.abc import Collection
+
 from pdgate.inventory.model import Deployment
 from pdgate.serving.metrics import Sample
 
 
-def refusal(deployment: Deployment, host: str, plan: Plan, serving: set[str], allow_last: bool) -> str | None:
-    """Why the fault is refused, or None. `serving`: engines that answer right now."""
+def refusal(deployment: Deployment, host: str, engines: Collection[str], serving: set[str], allow_last: bool) -> str | None:
+    """Why the fault is refused, or None. `engines`: those that stop serving; `serving`: those that answer right now."""
     if host not in deployment.hosts:
         return f"host '{host}' is not in {deployment.source}"
     if not deployment.hosts[host].chaos:
         return f"host '{host}' has no pd_chaos: true"
     for role in ("prefill", "decode"):
         able = {engine.name for engine in deployment.engines if getattr(engine, f"serves_{role}")} & serving
-        hurt = able & set(plan.engines)
+        hurt = able & set(engines)
         if hurt and hurt == able and not allow_last:
             return f"{', '.join(sorted(hurt))} is the last healthy {role} engine: the deployment would serve nobody (--allow-outage agrees to that)"
     return None

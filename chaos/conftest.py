@@ -13,11 +13,10 @@ import pytest
 
 from chaos import lock
 from chaos.blast import refusal
-from chaos.experiment import Outcome, Stage, aftermath, identify, serves, serving
-from chaos.faults.base import Plan
+from chaos.experiment import Outcome, Stage, aftermath, comes_back, identify, serving
 from chaos.faults.processes import Kill
 from chaos.guard import GuardFailed, Hand, clean_up
-from chaos.injection import NotApplied, injected
+from chaos.injection import Applied, NotApplied, injected
 from pdgate.facts.collect import collect
 from pdgate.facts.model import UnknownFact
 from pdgate.inventory import Deployment, Engine
@@ -25,6 +24,7 @@ from pdgate.inventory.variables import Load
 from pdgate.plugin.run import RUN_KEY, Run
 from pdgate.rules import recovery
 from pdgate.rules.finding import Finding, NotRun
+from pdgate.rules.logs import freed_before
 from pdgate.rules.recovery import Expectation
 from pdgate.rules.running import running_engine
 from pdgate.rules.service import recovery_bound
@@ -33,12 +33,14 @@ from pdgate.serving.questions import deadline_of, golden_of, model_of
 
 START_S = 180.0
 LOST_S = 300.0  # the longest a request may take, and more
-Lose = Callable[[list[Engine]], contextlib.AbstractContextManager[None]]
+Outage = Callable[[list[Engine]], contextlib.AbstractContextManager[None]]
 BEGAN = pytest.StashKey[float]()
+APPLIED = pytest.StashKey[list[Applied]]()  # every fault of the run, in turn
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[BEGAN] = time.monotonic()
+    config.stash[APPLIED] = []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,13 +107,13 @@ def stage(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deployme
     book = golden_of(deployment, model_of(deployment), wish.output_tokens, Path(known) if known else None)
     save_golden(book, pdgate_run.bundle / "golden.json")
     bound = recovery_bound(deployment, pdgate_run.facts)[0]
-    return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked, pytestconfig.getoption("allow_outage"))
+    return Stage(deployment, pdgate_run.shells, pdgate_run.bundle, deployment.proxies[0], book, wish, deadline_of(deployment), bound, locked, pytestconfig.getoption("allow_outage"), pytestconfig.stash[APPLIED])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
     """Ctrl-C in an experiment: what was done and undone is on record, and the run ends there."""
-    done = getattr(pyfuncitem.funcargs.get("stage"), "applied", [])
+    done = pyfuncitem.config.stash[APPLIED]
     before = len(done)
     try:
         return (yield)
@@ -139,7 +141,7 @@ def judged_by(stage: Stage, judge):
     def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
             recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault(), "; ".join(one.plan.does for one in outcome.applied),
-                             recovery.freed_before(stage.deployment, outcome.records, outcome.logs)),
+                             freed_before(stage.deployment, outcome.records, outcome.logs)),
             aftermath(stage, outcome),
             *more,
         ))  # fmt: skip
@@ -167,7 +169,7 @@ def decoders(deployment: Deployment) -> list[Engine]:
 
 
 @pytest.fixture
-def lose(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deployment, pdgate_run: Run) -> Lose:
+def outage(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deployment, pdgate_run: Run) -> Outage:
     """SIGKILL every process of some engines of one host, a guard each; when the block ends they are started again, and serve."""
     tags = (f"{locked.run}-lost{number}" for number in itertools.count())
 
@@ -181,23 +183,22 @@ def lose(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deploymen
             if running is None:
                 raise UnknownFact(f"{engine.name} is not running, so it cannot be killed")
             faults.append(Kill(engine.name, engine.host, "engine", identify(hand, running, "engine"), engine.restart or "", engine.http_port))
-        together = Plan("SIGKILL", "", "", engines=tuple(engine.name for engine in engines))
+        names = [engine.name for engine in engines]
         why_not = next(filter(None, (fault.available(facts) for fault in faults)), None) or refusal(
-            deployment, hand.host.name, together, serving(deployment), pytestconfig.getoption("allow_outage")
+            deployment, hand.host.name, names, serving(deployment), pytestconfig.getoption("allow_outage")
         )
         if why_not:
             raise NotRun(why_not)
         try:
             with contextlib.ExitStack() as stack:
                 for fault, tag in zip(faults, tags, strict=False):
-                    stack.enter_context(injected(fault, hand, tag, f"{locked}: {fault.plan().does}", LOST_S))
+                    pytestconfig.stash[APPLIED].append(stack.enter_context(injected(fault, hand, tag, f"{locked}: {fault.plan().does}", LOST_S)))
                 yield
         except (NotApplied, GuardFailed) as error:
             raise UnknownFact(str(error)) from None
         deadline = time.monotonic() + START_S
-        while missing := [engine.name for engine in engines if not serves(deployment, engine)]:
-            if time.monotonic() > deadline:
-                raise UnknownFact(f"{', '.join(missing)} did not come back within {START_S:g} s after it was started again")
-            time.sleep(0.5)
+        for name in names:
+            if comes_back(deployment, name, deadline - time.monotonic()) is None:
+                raise UnknownFact(f"{name} did not come back within {START_S:g} s after it was started again")
 
     return without

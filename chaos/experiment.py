@@ -17,7 +17,6 @@ from chaos.faults.base import IDENTIFY, Fault, Victim, pids_of, victims_from
 from chaos.faults.processes import Kill, Stall
 from chaos.guard import GuardFailed, Hand, leftovers
 from chaos.injection import Applied, NotApplied, OnStep, injected
-from chaos.lock import Holder
 from chaos.observe import Observation, keep_timeline, through_plan
 from pdgate.facts.collect import collect
 from pdgate.facts.model import HostFacts, UnknownFact
@@ -59,10 +58,10 @@ class Stage:
     wish: Load
     deadline_s: float
     kv_bound_s: float
-    owner: Holder
+    owner: lock.Holder
     allow_outage: bool = False
-    number: int = 0
     applied: list[Applied] = field(default_factory=list)  # what the run has done so far
+    number: int = 0
     question: tuple[LoadPrompt, GoldenBook] | None = None  # what aimed experiments ask, once it is learned
     on_step: OnStep = lambda step: None
 
@@ -214,7 +213,7 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, stead
         tag = stage.tag()
         fault = make(facts, tag)
         why_not = fault.available(facts[stage.deployment.hosts[fault.host].machine]) or refusal(
-            stage.deployment, fault.host, fault.plan(), able, allow_last or stage.allow_outage
+            stage.deployment, fault.host, fault.plan().engines, able, allow_last or stage.allow_outage
         )
         if why_not:
             raise NotRun(f"{fault.name}: {why_not}")
@@ -274,7 +273,7 @@ def run(
                     meanwhile()
                     time.sleep(max(0.0, hurt_s - meanwhile_s - (time.monotonic() - since)))
                 if in_turn:
-                    returns |= {hurt: comes_back(stage, hurt, after_s) for fault, _ in group for hurt in fault.plan().engines}
+                    returns |= {hurt: comes_back(stage.deployment, hurt, after_s) for fault, _ in group for hurt in fault.plan().engines}
                     time.sleep(BETWEEN_S)
         except (NotApplied, GuardFailed) as error:
             raise UnknownFact(str(error)) from None
@@ -291,10 +290,10 @@ def run(
     return Outcome(name, applied, seen, records, settling, ready.facts, after, logs, moments, ready.victims, ready.victims - serving(stage.deployment), returns)
 
 
-def comes_back(stage: Stage, name: str, at_most_s: float) -> float | None:
+def comes_back(deployment: Deployment, name: str, at_most_s: float) -> float | None:
     """Seconds until an engine serves; None where it does not in time."""
     began = time.monotonic()
-    while not serves(stage.deployment, stage.deployment.engine(name)):
+    while not serves(deployment, deployment.engine(name)):
         if time.monotonic() - began > at_most_s:
             return None
         time.sleep(0.25)

@@ -48,7 +48,7 @@ class Hand:
         """Run a script that must end with 0; raises GuardFailed with what it said."""
         result = self.run(script, timeout_s)
         if result.code != 0:
-            raise GuardFailed(f"{self.host.name}: {what}: {(result.stdout + result.stderr).strip()[-400:] or f'code {result.code}'}")
+            raise GuardFailed(f"{self.host.name}: {what}: {(spoken(result.stdout) + result.stderr).strip()[-400:] or f'code {result.code}'}")
         return result.stdout
 
 
@@ -99,6 +99,11 @@ def timed(script: str) -> str:
     return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo \"@@timed $pdgate_from $pdgate_to\"; exit $pdgate_code"
 
 
+def spoken(out: str) -> str:
+    """What a script said to people: without its marks."""
+    return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("@@"))
+
+
 def when(before: float, said: str, after: float) -> tuple[float, float]:
     """The interval of the controller's clock that holds the last `moment` of a `timed` script, or its end; as wide as the remote call alone."""
     found = re.search(r"^@@timed ([\d.]+) ([\d.]+)$", said, re.MULTILINE)
@@ -113,7 +118,7 @@ def when(before: float, said: str, after: float) -> tuple[float, float]:
 def clean_up(hand: Hand) -> list[str]:
     """Undo whatever any earlier run has left on the host; a line each. Raises GuardFailed."""
     out = hand.must(f"[ ! -d {FOLDER} ] || guard_replay all cleanup; lock_break", "what earlier runs left could not be undone", 120.0)
-    return [line for line in out.splitlines() if line.strip() and not line.startswith("@@")]
+    return [line for line in spoken(out).splitlines() if line.strip()]
 
 
 def leftovers(hand: Hand) -> list[str]:

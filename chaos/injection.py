@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from chaos.faults.base import Fault, Plan
-from chaos.guard import Guard, GuardFailed, Hand, timed, when
+from chaos.guard import Guard, GuardFailed, Hand, spoken, timed, when
 from pdgate.facts.shell import ShellResult
 from pdgate.serving.record import now
 
@@ -96,8 +96,7 @@ def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:
     before = now()
     result = hand.run(timed(script), 60.0)
     held = when(before, result.stdout, now())
-    said = "".join(line for line in result.stdout.splitlines(keepends=True) if not line.startswith("@@"))
-    return replace(result, stdout=said), held
+    return replace(result, stdout=spoken(result.stdout)), held
 
 
 def _verify_healed(fault: Fault, hand: Hand) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.guard import Hand, leftovers
+from pdgate.process import start_ticks
 
 LOCK_S = 600  # renewed before each experiment
-ENDS_IT = "end it first (Ctrl-C: it undoes what it has done), then --cleanup"
 
 
 class Held(Exception):
@@ -39,17 +39,20 @@ class Holder:
         """None where that cannot be told from here."""
         if self.place != _place():
             return None
-        return _ticks(self.pid) == self.ticks
+        return start_ticks(self.pid) == self.ticks
 
 
-def parse(word: str) -> Holder | None:
+def parse(word: str) -> Holder:
+    """What `Holder.word` wrote; of anything else the run alone, which nobody can look at."""
     run, _, rest = word.partition("@")
     parts = rest.split(":")
-    return Holder(run, parts[0], parts[1], int(parts[2]), parts[3]) if len(parts) == 4 and parts[2].isdigit() else None
+    if len(parts) != 4 or not parts[2].isdigit():
+        return Holder(word, "an unknown machine", "", 0, "")
+    return Holder(run, parts[0], parts[1], int(parts[2]), parts[3])
 
 
 def this_run(run: str) -> Holder:
-    return Holder(run, platform.node().replace(":", "-") or "here", _place(), os.getpid(), _ticks(os.getpid()))
+    return Holder(run, platform.node().replace(":", "-") or "here", _place(), os.getpid(), start_ticks(os.getpid()))
 
 
 def _place() -> str:
@@ -57,27 +60,20 @@ def _place() -> str:
     return f"{zlib.crc32(names.encode()):08x}"
 
 
-def _ticks(pid: int) -> str:
-    """Start time of a process, empty where it is gone or a zombie."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else rest[18]
-
-
 def take(hand: Hand, owner: Holder) -> None:
     """Hold the host for LOCK_S, or renew that; raises Held, GuardFailed where the host gives no answer.
 
-    A lock whose holder is known to be dead is nobody's, but a fault it has left must be undone first.
+    A lock whose holder is known to be dead is nobody's, but a fault it has left must be undone first (`refuse_leftovers`).
     """
-    found = holder(hand)
-    if found and found[0] != owner.word():
-        other = parse(found[0])
-        if other is None or other.alive is not False:
-            raise Held(f"{hand.host.name}: another chaos run holds this host: {in_words(*found)}")
+    ours = f"lock_take {owner.word()} {LOCK_S}"
+    if hand.run(ours).code == 0:
+        return
+    if found := holder(hand):
+        other, seconds = found
+        if other.alive is not False:
+            raise Held(f"{hand.host.name}: another chaos run holds this host: {in_words(other, seconds)}")
         hand.must("lock_break", "the lock of a dead run could not be taken away")
-    hand.must(f"lock_take {owner.word()} {LOCK_S}", "the chaos lock could not be taken")
+    hand.must(ours, "the chaos lock could not be taken")
 
 
 def refuse_leftovers(hand: Hand, run: str) -> None:
@@ -90,28 +86,26 @@ def refuse_leftovers(hand: Hand, run: str) -> None:
         )
 
 
+def refuse_the_living(hand: Hand, break_lock: bool) -> None:
+    """For `--cleanup`: raises Held where undoing would pull the ground from under a run that is alive, or may be and nobody vouched for its death."""
+    if found := holder(hand):
+        other, seconds = found
+        if other.alive or (other.alive is None and not break_lock):
+            raise Held(f"{hand.host.name} is held by {in_words(other, seconds)}; nothing was undone")
+
+
 def drop(hand: Hand, owner: Holder) -> None:
     hand.run(f"lock_drop {owner.word()}")
 
 
-def holder(hand: Hand) -> tuple[str, int] | None:
-    """The holder's word and for how many seconds at most, or None."""
+def holder(hand: Hand) -> tuple[Holder, int] | None:
+    """The holder and for how many seconds at most, or None."""
     words = hand.must("lock_holder", "whether another run holds this host cannot be told").split()
-    return (words[0], int(words[1])) if len(words) == 2 else None
+    return (parse(words[0]), int(words[1])) if len(words) == 2 else None
 
 
-def in_words(word: str, seconds: int) -> str:
-    other = parse(word)
-    if other is None or other.alive is None:
-        who = f"{other or word}, which cannot be looked at from here"
-        return f"{who}, for another {seconds} s at most; if it is dead: pytest chaos --cleanup --break-lock"
-    return f"{other} is alive; {ENDS_IT}" if other.alive else f"{other} is dead; pytest chaos --cleanup"
-
-
-def refuse_the_living(hand: Hand, break_lock: bool) -> None:
-    """For `--cleanup`: raises Held where undoing would pull the ground from under a run that is alive, or may be and nobody vouched for its death."""
-    found = holder(hand)
-    other = parse(found[0]) if found else None
-    alive = other.alive if other else None
-    if found and (alive or (alive is None and not break_lock)):
-        raise Held(f"{hand.host.name} is held by {in_words(*found)}; nothing was undone")
+def in_words(other: Holder, seconds: int) -> str:
+    """A holder that is not known to be dead, and what to do."""
+    if other.alive:
+        return f"{other} is alive; end it first (Ctrl-C: it undoes what it has done), then --cleanup"
+    return f"{other}, which cannot be looked at from here, for another {seconds} s at most; if it is dead: pytest chaos --cleanup --break-lock"

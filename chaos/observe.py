@@ -70,13 +70,11 @@ class Observation:
 
     def must_keep_up(self) -> None:
         """Raises UnknownFact where fewer than half of the requests sent so far have ended: then every later hang is the load's own doing."""
-        entries = self._entries()
-        start = next(entry["start"] for entry in entries if "start" in entry)
-        ended = sum("outcome" in entry for entry in entries)
+        start, ended = self._ended()
         due = sum(start + slot.at <= now() for slot in self._slots)
-        if ended < due * KEEPS_UP:
+        if len(ended) < due * KEEPS_UP:
             raise UnknownFact(
-                f"the load is more than the deployment carries: {ended} of {due} requests had ended before the fault; lower pd_load.rate or --load-rate "
+                f"the load is more than the deployment carries: {len(ended)} of {due} requests had ended before the fault; lower pd_load.rate or --load-rate "
                 f"(now {self.plan.stages[0].rate:g} a second)"
             )
 
@@ -95,14 +93,15 @@ class Observation:
             time.sleep(0.25)
         end_early(self.folder / "load")
 
-    def _entries(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+    def _ended(self) -> tuple[float, list[dict[str, Any]]]:
+        """When the load began, and the requests that have ended so far."""
+        entries = [json.loads(line) for line in self._records.read_text().splitlines() if line.endswith("}")]
+        return next(entry["start"] for entry in entries if "start" in entry), [entry for entry in entries if "outcome" in entry]
 
     def _calm_for(self, since: float) -> float:
         """Seconds behind the last bad request (or `since`) for which every request that was sent has ended, and well."""
-        entries = self._entries()
-        start = next(entry["start"] for entry in entries if "start" in entry)
-        ended = {round(entry["scheduled"] - start, 3): entry["outcome"] for entry in entries if "outcome" in entry}
+        start, entries = self._ended()
+        ended = {round(entry["scheduled"] - start, 3): entry["outcome"] for entry in entries}
         begin = max([since - start, *(at for at, outcome in ended.items() if outcome != "ok")])
         # What is still on its way may end badly: calm reaches up to it and no further.
         first_open = next((slot.at for slot in self._slots if round(slot.at, 3) not in ended), self.plan.seconds)

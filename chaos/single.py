@@ -169,7 +169,7 @@ def restart_quietly(stage: Stage, engine: Engine) -> None:
             pass
     except (NotApplied, GuardFailed) as error:
         raise UnknownFact(f"{engine.name} could not be restarted beforehand: {error}") from None
-    if comes_back(stage, engine.name, stage.wish.restart_s) is None:
+    if comes_back(stage.deployment, engine.name, stage.wish.restart_s) is None:
         raise UnknownFact(f"{engine.name} did not come back within {stage.wish.restart_s:g} s, before anything was tried")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.requirements import missing
+from pdgate.process import start_ticks
 
 ROOT = Path(__file__).resolve().parent.parent
 CLONE_NEWNET = 0x40000000
@@ -38,13 +39,18 @@ class Lab:
 
     @property
     def alive(self) -> bool:
-        return _start_ticks(self.pid) == self.started
+        return start_ticks(self.pid) == self.started
 
     def join(self) -> None:
         """Move this process (and what it starts from now on) into the lab's network."""
         with Path(f"/proc/{self.pid}/ns/net").open("rb") as handle:
             if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET) != 0:
                 raise LabUnavailable(f"cannot enter the lab's network: {os.strerror(ctypes.get_errno())}")
+
+    @property
+    def joining(self) -> str:
+        """Python source that moves a process into the lab's network, and has the lab at hand as `lab`."""
+        return f"from lab.control import Lab; lab = Lab(**{asdict(self)!r}); lab.join()"
 
     def upper(self, host: str) -> Path:
         """Where everything the host has written lies: the upper layer of its root."""
@@ -59,14 +65,6 @@ class Lab:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)
             time.sleep(0.02)
-
-
-def _start_ticks(pid: int) -> str:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
 
 
 def embedded() -> dict[str, str]:
@@ -100,7 +98,7 @@ def start(name: str, defects: list[str], phase: str = "after", keep: bool = Fals
     if "error" in answer:
         keeper.wait()
         raise LabUnavailable(answer["error"])
-    return Lab(answer["pid"], _start_ticks(answer["pid"]), answer["inventory"], answer["hosts"], answer["defects"], answer["seconds"])
+    return Lab(answer["pid"], start_ticks(answer["pid"]), answer["inventory"], answer["hosts"], answer["defects"], answer["seconds"])
 
 
 def _state(name: str) -> Path:

@@ -12,7 +12,7 @@ from chaos.paths import side_channel
 from pdgate.facts.model import UnknownFact
 from pdgate.plugin import check
 from pdgate.rules import recovery
-from pdgate.rules.finding import Finding, NotRun
+from pdgate.rules.finding import NotRun, note
 from pdgate.rules.recovery import Expectation
 
 AFTER_S = 6.0
@@ -86,4 +86,4 @@ def test_a_random_campaign_is_survived(pytestconfig, stage, findings_of, judge, 
         keep_schedule(pdgate_run.bundle, "campaign-reduced", seed, fewer)
         found = [finding.model_copy(update={"remedy": f"{finding.remedy}; reduced to: {'; '.join(map(str, fewer))} (campaign-reduced.json); "
                  f"the whole again: --campaign={count} --chaos-seed={seed}"}) for finding in found]  # fmt: skip
-    judge(iter([Finding(target="deployment", expected="-", seen=drawn, why="-", remedy="-", severity="note"), *found]))
+    judge(iter([note("deployment", drawn), *found]))

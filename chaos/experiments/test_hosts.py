@@ -22,7 +22,7 @@ def test_an_engine_starts_though_stale_files_of_a_dead_one_lie_about(stage, pref
 
     def started_among_them():
         start_by_hand(stage, p)
-        returns[p.name] = comes_back(stage, p.name, stage.wish.restart_s)
+        returns[p.name] = comes_back(stage.deployment, p.name, stage.wish.restart_s)
 
     outcome = run(
         stage, "recovery.leftovers", killing(stage, p), stale, hurt_s=HURT_S, after_s=AFTER_S + stage.wish.restart_s, meanwhile=started_among_them,

@@ -32,7 +32,7 @@ def pair(consent, deployment):
 
 
 @pytest.fixture
-def lose_prefill(pair, lose, deployment, pdgate_run):
+def lose_prefill(pair, outage, deployment, pdgate_run):
     """Prefill on P, kill P, decode on D: (record with its outcome, D's log lines meanwhile, deadline)."""
     p, d, p_endpoint, d_endpoint = pair
     deadline_s = deployment.host_of(d).expect.request_deadline_s
@@ -47,7 +47,7 @@ def lose_prefill(pair, lose, deployment, pdgate_run):
             params = prefill(p_endpoint, prompt, uuid.uuid4().hex, deadline_s)
         except NoHandover as error:
             raise NotRun(f"{d.connector} hands over through its router only: {error}") from None
-        with lose([engine for engine in deployment.engines if engine.host == p.host]):
+        with outage([engine for engine in deployment.engines if engine.host == p.host]):
             start = mark(pdgate_run.shells, host.connection, [d.log])[d.log]
             record = with_outcome(decode(d_endpoint, prompt, params, deadline_s), golden)
             pdgate_run.keep(record)
@@ -82,7 +82,7 @@ def test_prefill_killed_before_the_pull_by_a_decoder_that_never_met_it(pair, los
 
 
 @check("recovery.prefill-restarted", severity="critical", reference="smg-project/smg#2491")
-def test_the_deployment_serves_again_after_prefill_was_restarted(pair, lose, deployment, pdgate_run, judge):
+def test_the_deployment_serves_again_after_prefill_was_restarted(pair, outage, deployment, pdgate_run, judge):
     p, d, _, _ = pair
     if not deployment.proxies:
         raise UnknownFact("the inventory has no proxy")
@@ -92,7 +92,7 @@ def test_the_deployment_serves_again_after_prefill_was_restarted(pair, lose, dep
     before = complete(endpoint, fresh_prompt("before-restart", d.model), deadline_s)
     if before.outcome != "ok":
         raise UnknownFact(f"the request before the fault failed: {before.outcome}: {before.detail}")
-    with lose([engine for engine in deployment.engines if engine.host == p.host]):
+    with outage([engine for engine in deployment.engines if engine.host == p.host]):
         pass
     for attempt in range(10):  # a router may need a health check or two to see that P is back; silence is not waited for again
         prompt = fresh_prompt(f"after-restart-{attempt}", d.model)

@@ -23,7 +23,7 @@ def ended_well(stage, deployment, judge):
     def run(found, phase, lost):
         expected = loss.expectation(deployment, found.before, phase)
         judge(itertools.chain(
-            [loss.told(f"proxy {stage.proxy.name}", phase, found.record, expected, lost.name, found.good_s)],
+            [loss.became(f"proxy {stage.proxy.name}", phase, found.record, expected, lost.name, found.good_s)],
             loss.ended_as_expected(f"proxy {stage.proxy.name}", phase, found.record, expected, stage.deadline_s, lost.name),
             recovery.good_again(f"proxy {stage.proxy.name}", found.good_s, stage.wish.restart_s + stage.wish.recovery_s, lost.name),
             aftermath(stage, found),

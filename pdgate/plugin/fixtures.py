@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pdgate_run(pytestconfig: pytest.Config) -> Run:
     run = pytestconfig.stash.get(RUN_KEY, None)
     if run is None:
-        pytest.skip("no --hosts given")
+        pytest.skip("no --hosts given: pytest --hosts=INVENTORY, or --hosts=lab for the embedded one")
     return run
 
 

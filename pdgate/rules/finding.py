@@ -25,3 +25,8 @@ class Finding(BaseModel):
     remedy: str
     severity: Severity | None = Field(None, description="None: the severity of the check")
     reference: str | None = Field(None, description="None: the reference of the check")
+
+
+def note(target: str, seen: str) -> Finding:
+    """What happened, where nothing was expected otherwise."""
+    return Finding(target=target, expected="-", seen=seen, why="-", remedy="-", severity="note")

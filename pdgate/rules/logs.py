@@ -188,8 +188,7 @@ def no_forced_frees(engine: Engine, logs: Logs, records: list[Record]) -> Iterat
     """P gives up no KV of a request whose client stayed. One per client that left may be: before the pull, D tells P nothing."""
     aborted = sum(record.outcome == "aborted" for record in records)
     stayed = {request: record for record in records if record.outcome != "aborted" for request in UUID.findall(record.served_id)}
-    pattern = connector_of(engine.connector).signatures.forced_free
-    freed = [line for line in logs.lines.get(engine.name, []) if re.search(pattern, line)]
+    freed = forced_frees(engine, logs)
     late = [(line, stayed[request]) for line in freed for request in UUID.findall(line) if request in stayed]
     for line, record in late[:1]:
         yield Finding(
@@ -211,6 +210,20 @@ def no_forced_frees(engine: Engine, logs: Logs, records: list[Record]) -> Iterat
             why="KV of a request whose client leaves before D's pull stays on P until the abort timeout (vllm-ascend#14142)", remedy="-", severity="note",
         )  # fmt: skip
     _must_be_read(engine.name, logs)
+
+
+def forced_frees(engine: Engine, logs: Logs) -> list[str]:
+    """Lines in which P says that it has given up KV nobody fetched."""
+    pattern = connector_of(engine.connector).signatures.forced_free
+    return [line for line in logs.lines.get(engine.name, []) if re.search(pattern, line)]
+
+
+def freed_before(deployment: Deployment, records: list[Record], logs: Logs) -> str:
+    """How many wrong answers are of requests whose KV P had given up, in words; empty where none is."""
+    freed = {request for engine in deployment.engines if engine.serves_prefill for line in forced_frees(engine, logs) for request in UUID.findall(line)}
+    wrong = [record for record in records if record.outcome == "wrong"]
+    hit = sum(bool(freed & set(UUID.findall(record.served_id))) for record in wrong)
+    return f"; P had given up the KV of {hit} of these {len(wrong)} at its abort timeout before D fetched it (vllm-ascend#15420)" if hit else ""
 
 
 def no_communicator_leak(deployment: Deployment, host: str, before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> Iterator[Finding]:

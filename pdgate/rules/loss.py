@@ -8,7 +8,7 @@ from pdgate.connectors import connector_of
 from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.inventory.model import Deployment
 from pdgate.inventory.variables import Answer, Loss
-from pdgate.rules.finding import Finding
+from pdgate.rules.finding import Finding, note
 from pdgate.rules.running import running_engine
 from pdgate.serving.client import looks_whole
 from pdgate.serving.record import Record
@@ -41,14 +41,15 @@ def expectation(deployment: Deployment, facts: dict[str, HostFacts], loss: Loss)
     return "failed", f"{loss}: nothing is promised with kv_load_failure_policy {policy}; a clean failure in time is enough"
 
 
-def told(target: str, loss: Loss, record: Record, expected: tuple[Answer, str], lost: str, good_s: float | None) -> Finding:
+def became(target: str, loss: Loss, record: Record, expected: tuple[Answer, str], lost: str, good_s: float | None) -> Finding:
     """What became of the request, also where that is as it should be."""
     took = f" after {record.end - record.sent:.2f} s" if record.end is not None else ""
     again = "never good again" if good_s is None else f"good again {good_s:.2f} s after the healing"
-    return Finding(
-        target=target, expected="-", seen=f"the request that was {WORDS.get(loss, loss)} when {lost} was lost ended {record.outcome}{took}, HTTP {record.status} "
-        f"(to be {expected[0]}: {expected[1]}); {again}", why="-", remedy="-", severity="note",
-    )  # fmt: skip
+    return note(
+        target,
+        f"the request that was {WORDS.get(loss, loss)} when {lost} was lost ended {record.outcome}{took}, HTTP {record.status} "
+        f"(to be {expected[0]}: {expected[1]}); {again}",
+    )
 
 
 def ended_as_expected(target: str, loss: Loss, record: Record, expected: tuple[Answer, str], deadline_s: float, lost: str) -> Iterator[Finding]:

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pdgate.connectors import connector_of
 from pdgate.facts.model import HostFacts, UnknownFact
 from pdgate.inventory.model import Deployment, Engine
-from pdgate.rules.finding import Finding
+from pdgate.rules.finding import Finding, note
 from pdgate.rules.running import running_engine
 from pdgate.rules.statistics import percentile
 from pdgate.serving.exchange import Settling, unsettled
-from pdgate.serving.logs import UUID as IDS
-from pdgate.serving.logs import Logs
 from pdgate.serving.record import Record
 
 WINDOW_S = 1.0
@@ -166,7 +164,7 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
     every = Counter(seen.during) + Counter(seen.after)
-    yield Finding(target=target, expected="-", seen=(f"{did}: " if did else "") + in_words(seen) + (f"; {by_fault}" if by_fault else ""), why="-", remedy="-", severity="note")
+    yield note(target, (f"{did}: " if did else "") + in_words(seen) + (f"; {by_fault}" if by_fault else ""))
     wrong = [record for record in records if record.outcome == "wrong"]
     if wrong:
         yield Finding(
@@ -194,15 +192,6 @@ def behaved(target: str, seen: Measures, expected: Expectation, records: list[Re
             target=target, expected=f"every request is good again within {expected.recovers_within_s:g} s of the healing", seen=f"{took}; after the healing: {rest}",
             why=OUTLIVES, remedy=WHO_KEEPS_IT,
         )  # fmt: skip
-
-
-def freed_before(deployment: Deployment, records: list[Record], logs: Logs) -> str:
-    """How many wrong answers are of requests whose KV P had force-freed, in words; empty where none is."""
-    patterns = {engine.name: connector_of(engine.connector).signatures.forced_free for engine in deployment.engines if engine.serves_prefill}
-    freed = {request for name, pattern in patterns.items() for line in logs.lines.get(name, []) if re.search(pattern, line) for request in IDS.findall(line)}
-    wrong = [record for record in records if record.outcome == "wrong"]
-    hit = sum(bool(freed & set(IDS.findall(record.served_id))) for record in wrong)
-    return f"; P had given up the KV of {hit} of these {len(wrong)} at its abort timeout before D fetched it (vllm-ascend#15420)" if hit else ""
 
 
 def kv_is_back(settling: Settling, gone: set[str]) -> Iterator[Finding]:

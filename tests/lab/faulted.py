@@ -16,7 +16,7 @@ from chaos.faults.processes import Kill, Stall
 from chaos.faults.storms import Storm
 from chaos.guard import GuardFailed, Hand, clean_up, leftovers
 from chaos.injection import STEPS, NotApplied, injected
-from chaos.lock import Held, drop, holder, parse, refuse_the_living, take, this_run
+from chaos.lock import Held, drop, holder, refuse_the_living, take, this_run
 from chaos.single import hit
 from lab.control import Lab
 from pdgate.deployment import open_deployment
@@ -45,7 +45,6 @@ __all__ = [
     "injected",
     "leftovers",
     "log_line",
-    "parse",
     "phases",
     "refuse_the_living",
     "replace",

@@ -31,8 +31,7 @@ def lab() -> Iterator[Lab]:
 def in_lab(lab: Lab, code: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run Python inside the lab's network, with `lab`, `hand` and tests.lab.faulted at hand."""
     head = (
-        "import os, sys, time, tempfile\nfrom pathlib import Path\nfrom lab.control import Lab\n"
-        f"lab = Lab({lab.pid}, {lab.started!r}, {lab.inventory!r}, [], [], 0)\nlab.join()\n"
+        f"import os, sys, time, tempfile\nfrom pathlib import Path\n{lab.joining}\n"
         "from tests.lab.faulted import *\nhand = hand_of(lab, Path(tempfile.mkdtemp()))\n"
     )
     return subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
@@ -217,7 +216,7 @@ drop(hand, first)
 take(hand, dead)
 refuse_the_living(hand, False)
 take(hand, second)
-assert parse(holder(hand)[0]) == second
+assert holder(hand)[0] == second
 drop(hand, second)
 take(hand, elsewhere)
 held(lambda: take(hand, second), "cannot be looked at from here", "--break-lock")

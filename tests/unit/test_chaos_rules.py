@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chaos.aim import bytes_moving, log_line, metric_above
 from chaos.blast import foreign_traffic, refusal
 from chaos.campaign import Event, draw, reduce
-from chaos.faults.base import Fault, Plan, Victim
+from chaos.faults.base import Fault, Victim
 from chaos.faults.host import FewDescriptors, FillDisk, LinkDown, PlantLeftovers
 from chaos.faults.instances import RemoveInstance
 from chaos.faults.network import Partition, Throttle, Toxic
@@ -25,7 +25,8 @@ from chaos.faults.storms import Storm
 from chaos.guard import LIBRARY, posix_cksum, timed, when
 from chaos.observe import Observation
 from pdgate.facts.model import Listener, UnknownFact
-from pdgate.rules.recovery import Expectation, behaved, freed_before, measure
+from pdgate.rules.logs import freed_before
+from pdgate.rules.recovery import Expectation, behaved, measure
 from pdgate.serving.logs import Logs
 from pdgate.serving.metrics import Sample
 from pdgate.serving.record import Record, now
@@ -84,7 +85,7 @@ def test_what_cannot_work_is_refused_in_words() -> None:
 
 def test_the_last_healthy_engine_and_hosts_without_consent_are_refused() -> None:
     both = deployment([engine("p0"), engine("p1"), engine("d0", role="decode")], [host("p0", chaos=True), host("p1"), host("d0", chaos=True)])
-    lost = Plan("kill", "processes", "", engines=("p0",))
+    lost = ("p0",)
     assert refusal(both, "p0", lost, {"p0", "p1", "d0"}, False) is None
     assert "last healthy prefill engine" in str(refusal(both, "p0", lost, {"p0", "d0"}, False))
     assert refusal(both, "p0", lost, {"p0", "d0"}, True) is None
