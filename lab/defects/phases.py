@@ -9,7 +9,7 @@ from lab.plan import LabPlan
 
 
 @defect("lost-prefill-hangs", trips={"recovery.hit.prefilling"}, reference="field report R3", run=under_load("recovery.hit.prefilling"), nightly=True)
-def theproxy_never_answers_a_client_whose_prefill_was_lost(plan: LabPlan) -> None:
+def the_proxy_never_answers_a_client_whose_prefill_was_lost(plan: LabPlan) -> None:
     """The proxy waits for ever for a P that died while it computed."""
     proxy(plan, "hangs_on_a_lost_prefill")
 
@@ -39,7 +39,7 @@ def prefill_never_gives_up_kv_that_nobody_acknowledged(plan: LabPlan) -> None:
 
 
 @defect("cut-answer-looks-whole", trips={"recovery.hit.decoding"}, reference="vllm-ascend#13140", run=under_load("recovery.hit.decoding"), nightly=True)
-def theproxy_ends_a_cut_answer_politely(plan: LabPlan) -> None:
+def the_proxy_ends_a_cut_answer_politely(plan: LabPlan) -> None:
     """A stream whose decoder died ends as if it were whole."""
     proxy(plan, "ends_politely")
 

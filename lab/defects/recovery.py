@@ -35,13 +35,13 @@ def decode_hangs_on_a_dead_peer_it_never_met(plan: LabPlan) -> None:
 
 
 @defect("proxy-keeps-engine-id", trips={"recovery.prefill-restarted"}, reference="smg-project/smg#2491", run=_run("restarted"))
-def theproxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
+def the_proxy_keeps_the_old_engine_id(plan: LabPlan) -> None:
     """After P came back with a new engine id, the proxy goes on sending the old one, and requests fail."""
     proxy(plan, "keeps_old_engine_id")
 
 
 @defect("stale-engine-id-under-load", trips={"recovery.prefill-lost"}, reference="smg-project/smg#2491", run=under_load("recovery.prefill-lost"), nightly=True)
-def theproxy_keeps_a_stale_engine_idunder_load(plan: LabPlan) -> None:
+def the_proxy_keeps_a_stale_engine_id_under_load(plan: LabPlan) -> None:
     """After a P engine came back with a new id, the proxy goes on sending the old one: its requests never recover."""
     proxy(plan, "keeps_old_engine_id")
 
@@ -71,7 +71,7 @@ def decode_gives_up_on_a_slow_handshake(plan: LabPlan) -> None:
 
 
 @defect("proxy-hangs-on-reset", trips={"recovery.http-cut"}, reference="vllm-ascend#13140", run=under_load("recovery.http-cut"), nightly=True)
-def theproxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
+def the_proxy_hangs_when_a_decoder_resets(plan: LabPlan) -> None:
     """The proxy never answers a client whose decoder reset the connection."""
     proxy(plan, "hangs_on_reset")
 
