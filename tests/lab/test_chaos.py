@@ -249,6 +249,7 @@ assert leftovers(hand) == []
 def test_an_experiment_that_is_interrupted_undoes_what_it_did_and_says_so(lab: Lab, tmp_path: Path) -> None:
     done = in_lab(lab, f"""
 import signal, subprocess
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us in the background had it ignored, and so would the run
 words = ["chaos", "--chaos", "--hosts=" + lab.inventory, "-k", "recovery.decode-stalled", "--bundle={tmp_path}/b", "-q", "-p", "no:cacheprovider"]
 run = subprocess.Popen([sys.executable, "-m", "pytest", *words], cwd={str(ROOT)!r}, stdout=subprocess.PIPE, text=True)
 stopped = "grep -l '^State:.T' /proc/[0-9]*/status 2>/dev/null"
