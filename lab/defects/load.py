@@ -107,8 +107,8 @@ def the_proxy_knows_one_prefiller(plan: LabPlan) -> None:
 
 @defect("slow-first-token", trips={"service.slo.ttft"}, run=LOAD, alone=True, nightly=True)
 def the_first_token_is_late(plan: LabPlan) -> None:
-    """Decode engines hold every first token back for 0.5 s."""
-    engines(plan, "d0", "first_token_delay_s", 0.5)
+    """Decode engines hold every first token back for 1.5 s."""
+    engines(plan, "d0", "first_token_delay_s", 1.5)
 
 
 @defect("slow-tokens", trips={"service.slo.itl"}, run=LOAD, alone=True, nightly=True)
@@ -120,11 +120,11 @@ def tokens_are_slow(plan: LabPlan) -> None:
 
 @defect("late-ends", trips={"service.slo.e2e"}, run=LOAD, alone=True, nightly=True)
 def answers_end_late(plan: LabPlan) -> None:
-    """Decode engines end each answer 1.1 s after its last token."""
-    engines(plan, "d0", "ends_late", {"seconds": 1.1})
+    """Decode engines end each answer 3 s after its last token."""
+    engines(plan, "d0", "ends_late", {"seconds": 3})
 
 
-@defect("some-end-very-late", trips={"service.slo.throughput"}, run=LOAD, alone=True, nightly=True)
+@defect("some-end-very-late", trips={"service.slo.throughput"}, run=(*LOAD, "--load-rate=15"), alone=True, nightly=True)
 def a_few_answers_take_very_long(plan: LabPlan) -> None:
     """Every ninth answer of a decode engine ends 4.5 s late: the same requests take twice the time."""
     engines(plan, "d0", "ends_late", {"seconds": 4.5, "from": 13, "every": 9})

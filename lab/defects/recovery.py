@@ -114,7 +114,7 @@ def a_stalled_prefill_engine_never_goes_on(plan: LabPlan) -> None:
 
 @defect("stolen-port-ignored", trips={"recovery.port-stolen"}, reference="field report R1", run=under_load("recovery.port-stolen and one"))
 def an_engine_serves_without_the_port_that_was_stolen(plan: LabPlan) -> None:
-    """An engine that cannot bind a port of its group serves all the same: D gets nothing from it, now and later."""
+    """An engine that cannot bind a port of its group says nothing and serves all the same: D gets nothing from it."""
     engines(plan, "p0", "ignores_taken_port")
 
 

@@ -121,13 +121,13 @@ class Worker:
         try:
             router.bind(path)
         except zmq.ZMQError as error:
+            if "ignores_taken_port" in self.settings.misbehave:
+                return None
             self.log.error(
                 f"{FILE}:323",
                 f"Mooncake KVCacheSendingThread encountered exception. Thread: {where}, listening_path={path}. "
                 f"Error: {error} (addr='{path}')",
             )
-            if "ignores_taken_port" in self.settings.misbehave:
-                return None
             self.log.error(
                 "multiproc_executor.py:822",
                 "WorkerProc hit an exception.\nRuntimeError: KV Cache sending/receiving thread failed to start.",
