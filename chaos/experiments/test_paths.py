@@ -4,7 +4,7 @@ import pytest
 
 from chaos.experiment import run
 from chaos.faults.network import Partition, Toxic
-from chaos.paths import data_ports, side_channel, transfers_over_tcp
+from chaos.paths import asked_end, data_end, data_ports, http_ports, side_channel, transfers_over_tcp
 from pdgate.plugin import check
 from pdgate.rules import loss
 from pdgate.rules.finding import NotRun
@@ -67,39 +67,39 @@ def test_broken_connections_to_a_decode_engine_are_errors_and_no_more(stage, dec
 
 @pytest.mark.smoke
 @check("recovery.side-channel-slow", severity="critical", reference="field report R1", waivable=False)
-def test_a_slow_side_channel_delays_and_breaks_nothing(stage, prefills, poisoned):
-    p = prefills[0]
+def test_a_slow_side_channel_delays_and_breaks_nothing(stage, prefills, decoders, poisoned):
+    end = asked_end(prefills, decoders)
     expected = slowly(stage, "100 ms on the handshake are far below its timeouts")
-    poisoned("recovery.side-channel-slow", p, lambda _: side_channel(p), {"jitter": {"latency": 100, "jitter": 20}}, SIDE_CHANNEL, expected)
+    poisoned("recovery.side-channel-slow", end, lambda _: side_channel(end), {"jitter": {"latency": 100, "jitter": 20}}, SIDE_CHANNEL, expected)
 
 
 @check("recovery.side-channel-cut", severity="critical", reference="vllm-ascend#12383", waivable=False)
-def test_a_broken_side_channel_costs_requests_and_no_engine(stage, prefills, poisoned):
-    p = prefills[0]
-    poisoned("recovery.side-channel-cut", p, lambda _: side_channel(p), CUT_SIDE_CHANNEL, SIDE_CHANNEL, Expectation(stage.wish.recovery_s), hurt_s=LONGER_THAN_RETRIES_S)
+def test_a_broken_side_channel_costs_requests_and_no_engine(stage, prefills, decoders, poisoned):
+    end = asked_end(prefills, decoders)
+    poisoned("recovery.side-channel-cut", end, lambda _: side_channel(end), CUT_SIDE_CHANNEL, SIDE_CHANNEL, Expectation(stage.wish.recovery_s), hurt_s=LONGER_THAN_RETRIES_S)
 
 
 @check("recovery.data-slow", severity="critical", waivable=False)
-def test_a_slow_data_path_delays_and_breaks_nothing(stage, over_tcp, prefills, poisoned):
-    p = prefills[0]
+def test_a_slow_data_path_delays_and_breaks_nothing(stage, over_tcp, prefills, decoders, poisoned):
+    end, _ = data_end(prefills, decoders)
     expected = slowly(stage, "the transfers are slower, and still far below their timeout")
-    poisoned("recovery.data-slow", p, lambda facts: data_ports(p, facts), SLOW_DATA, DATA, expected)
+    poisoned("recovery.data-slow", end, lambda facts: data_ports(end, facts), SLOW_DATA, DATA, expected)
 
 
 @check("recovery.data-cut", severity="critical", reference="vllm-ascend#5660, #8427", waivable=False)
-def test_broken_transfers_are_errors_and_later_answers_are_right(stage, over_tcp, prefills, poisoned):
-    p = prefills[0]
-    poisoned("recovery.data-cut", p, lambda facts: data_ports(p, facts), CUT_DATA, DATA, Expectation(stage.wish.recovery_s))
+def test_broken_transfers_are_errors_and_later_answers_are_right(stage, over_tcp, prefills, decoders, poisoned):
+    end, _ = data_end(prefills, decoders)
+    poisoned("recovery.data-cut", end, lambda facts: data_ports(end, facts), CUT_DATA, DATA, Expectation(stage.wish.recovery_s))
 
 
 @check("recovery.transfer-fails", severity="critical", reference="field report R3", waivable=False)
 def test_transfers_that_fail_once_twice_always_are_retried_recomputed_or_fail_cleanly(stage, deployment, over_tcp, prefills, decoders, judged_by):
-    p = prefills[0]
+    end, others = data_end(prefills, decoders)
 
     def refusing(first):
         def make(facts, tag):
-            ports = data_ports(p, facts[deployment.host_of(p).machine])
-            return Partition(p.host, tuple(sorted({str(d.address) for d in decoders})), tag, int(HURT_S) + 20, "in", ports, refuse=True, first=first)
+            ports = data_ports(end, facts[deployment.host_of(end).machine])
+            return Partition(end.host, tuple(sorted({str(other.address) for other in others})), tag, int(HURT_S) + 20, "in", ports, refuse=True, first=first)
 
         return make
 
@@ -115,13 +115,11 @@ def test_prefill_and_decode_cut_off_from_each_other_fail_cleanly_and_find_back(s
     p, d = prefills[0], decoders[0]
     if deployment.host_of(p).machine == deployment.host_of(d).machine:
         raise NotRun("P and D share a machine: there is nothing to cut between them")
-    ports: tuple[int, ...] = ()
-    if any(deployment.host_of(proxy).machine == deployment.host_of(p).machine for proxy in deployment.proxies):
-        # The proxy lives beside P and must go on reaching D: only the KV side channel is cut.
-        ports = tuple(port for engine in prefills if engine.host == p.host for port in side_channel(engine))
+    beside_p = any(deployment.host_of(proxy).machine == deployment.host_of(p).machine for proxy in deployment.proxies)
+    spared = http_ports(deployment) if beside_p else ()  # a proxy that lives beside P must go on reaching D
 
     def cut(way):
-        return lambda facts, tag: Partition(p.host, (str(d.address),), tag, int(HURT_S) + 20, way, ports)
+        return lambda facts, tag: Partition(p.host, (str(d.address),), tag, int(HURT_S) + 20, way, but=spared)
 
     outcome = run(stage, "recovery.partition", cut("in"), cut("both"), hurt_s=HURT_S, after_s=AFTER_S + stage.kv_bound_s, in_turn=True)
     judged_by(outcome, Expectation(stage.wish.recovery_s))

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.experiment import killing, run, start_by_hand
 from chaos.faults.ports import OccupyPorts
-from chaos.paths import side_channel
+from chaos.paths import port_group
 from pdgate.plugin import check
 from pdgate.rules import recovery
 from pdgate.rules.recovery import Expectation
@@ -16,7 +16,7 @@ STOLEN_S, AFTER_S = 4.0, 6.0
 @check("recovery.port-stolen", severity="critical", reference="field report R1; vllm-ascend#8938", waivable=False)
 def test_an_engine_whose_ports_were_stolen_between_restarts_says_no_and_comes_back_once_they_are_free(stage, prefills, judged_by, which):
     p = prefills[0]
-    ports = side_channel(p)[-1:] if which == "one" else side_channel(p)
+    ports = port_group(p)[-1:] if which == "one" else port_group(p)
 
     def stolen(facts, tag):
         return OccupyPorts(p.host, str(p.address), tuple(ports), tag, while_down=True)

@@ -24,6 +24,11 @@ def table(tag: str) -> str:
     return f"pdgate_{tag.replace('-', '_')}"
 
 
+def few(ports: tuple[int, ...]) -> str:
+    """Ports in a sentence; the guard's script has all of them."""
+    return ", ".join(map(str, ports[:4])) + (f" and {len(ports) - 4} more" if len(ports) > 4 else "")
+
+
 def _nft(rules: list[str]) -> str:
     """sh: give the kernel these rules, all or none."""
     return f"{NEEDS_NFT}\nnft -f - <<'NFT'\n" + "\n".join(rules) + "\nNFT"
@@ -56,7 +61,8 @@ class Partition:
     tag: str
     seconds: int
     direction: str = "both"  # in, out, both
-    ports: tuple[int, ...] = ()  # of the host; none: all but ssh
+    ports: tuple[int, ...] = ()  # of the host; none: all but ssh and
+    but: tuple[int, ...] = ()  # these, on either side
     refuse: bool = False
     first: int | None = None
     must_meet: bool = True  # a cut nobody came to is no fault
@@ -74,14 +80,16 @@ class Partition:
 
     def plan(self) -> Plan:
         way = {"in": "from", "out": "to", "both": "from and to"}[self.direction]
-        which = f"ports {', '.join(map(str, self.ports))}" if self.ports else "all ports but ssh"
+        which = f"ports {few(self.ports)}" if self.ports else f"all ports but {', '.join(['ssh', *map(str, self.but)])}"
         verb = f"refuses the first {self.first} connections" if self.first else "resets TCP" if self.refuse else "drops TCP"
         return Plan(f"{self.host} {verb} {way} {', '.join(self.peers)} ({which})", "the host's TCP: HTTP and the side channel; not RoCE between NPUs", _drop("inet", self.tag))
 
     def inject(self) -> str:
         elements = ", ".join(f"{peer} timeout {self.seconds}s" for peer in self.peers)
-        port_in = f"tcp dport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
-        port_out = f"tcp sport {{ {', '.join(map(str, self.ports))} }}" if self.ports else "tcp dport != 22 tcp sport != 22"
+        ports, spared = ", ".join(map(str, self.ports)), ", ".join(map(str, sorted({22, *self.but})))
+        others = f"tcp dport != {{ {spared} }} tcp sport != {{ {spared} }}"
+        port_in = f"tcp dport {{ {ports} }}" if ports else others
+        port_out = f"tcp sport {{ {ports} }}" if ports else others
         name, act = table(self.tag), "counter reject with tcp reset" if self.refuse else "counter drop"
         if self.first is not None:  # by their bytes: a SYN is 60 of them on every Linux with timestamps, 52 without; a little more than the last is still less than one more
             port_in, act = f"{port_in} tcp flags & (syn | ack) == syn", f"quota until {60 * self.first + 20} bytes {act}"
@@ -186,8 +194,7 @@ class Toxic:
             f"program_end {self.tag} toxiproxy && sleep 0.3\n{_drop('ip', self.tag)}"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
-        ports = ", ".join(map(str, self.ports))
-        return Plan(f"{self.toxic} ({values or 'defaults'}) on {self.host}:{ports}", f"{self.path}: new TCP connections to {ports}", undo)
+        return Plan(f"{self.toxic} ({values or 'defaults'}) on {self.host}:{few(self.ports)}", f"{self.path}: new TCP connections to {few(self.ports)}", undo)
 
     def inject(self) -> str:
         proxies: list[dict[str, Any]] = [

@@ -85,7 +85,8 @@ class Connector:
     per_rank_ports: Literal["worker", "dp", "engine"] = "worker"
     binds_any_address: bool = False
     uses_transfer_engine: bool = True
-    side_channel: Literal["zmq", "http"] = "zmq"
+    side_channel: Literal["zmq", "http"] = "zmq"  # http: the group's port is a bootstrap server, which names the real one
+    kv_moves_by: Literal["pull", "push"] = "pull"  # D fetches it from P, or P writes it to D: the other end is connected to
     # None: the source does not say; then no promise is assumed.
     reports_load_failures: SpecifierSet | None = None
     # Issues of the connector by what they look like: "wrong" (200 with a wrong text), "hang".
