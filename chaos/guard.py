@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.faults.base import CUT
 from pdgate.facts.shell import HostUnreachable, ShellResult, Shells
 from pdgate.inventory.model import Host
 from pdgate.serving.record import now
@@ -53,6 +54,15 @@ class Hand:
 
 
 @dataclass(frozen=True)
+class Undone:
+    """What an undo was: the interval of the controller's clock that holds it, whether it was ours, how many standing connections it ended."""
+
+    at: tuple[float, float]
+    by_us: bool
+    cut: int
+
+
+@dataclass(frozen=True)
 class Guard:
     """The guard of one fault: `tag` names it on the host, `owner` says whose it is."""
 
@@ -81,11 +91,11 @@ class Guard:
     def verify_armed(self) -> None:
         self.hand.must(f"guard_armed {self.tag} {self.checksum} || {{ echo 'no timer runs, or the undo is not the one sent'; exit 1; }}", f"{self.tag} is not armed")
 
-    def fire(self) -> tuple[tuple[float, float], bool]:
-        """Undo now: when it was done, in the controller's clock, and whether it was us; raises GuardFailed where the undo itself fails."""
+    def fire(self) -> Undone:
+        """Undo now; raises GuardFailed where the undo itself fails."""
         before = now()
         out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
-        return when(before, out, now()), "@@gone" not in out.splitlines()
+        return Undone(when(before, out, now()), "@@gone" not in out.splitlines(), sum(map(int, re.findall(rf"^{CUT} (\d+)$", out, re.MULTILINE))))
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")

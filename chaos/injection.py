@@ -30,6 +30,7 @@ class Applied:
     idle: str = ""  # why it is said that nobody came its way
     injected: tuple[float, float] = (0.0, 0.0)
     healed: tuple[float, float] = (0.0, 0.0)
+    cut: int = 0  # connections that stood when it was undone and ended with it
     guard_s: float = 0.0  # from arming on, after which the guard undoes it by itself
     steps: list[tuple[float, str]] = field(default_factory=list)
 
@@ -77,14 +78,15 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
         relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
         if relieve is not None:
             _, applied.healed = _timed(hand, relieve())
-        fired, by_us = guard.fire()
+        undone = guard.fire()
+        applied.cut = undone.cut
         if relieve is None:
-            applied.healed = fired
+            applied.healed = undone.at
         step("verify-healed")
         _verify_healed(fault, hand)
         step("disarm")
         guard.disarm()
-    if not by_us:
+    if not undone.by_us:
         raise NotApplied(
             f"{fault.name} on {fault.host} was undone by somebody else before its time (--cleanup, a reboot, or its own guard after {guard_s:g} s): "
             "what was seen since is not its doing"

@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 from pdgate.facts.model import HostFacts, Process
 from pdgate.rules.running import RunningEngine
 
+CUT = "@@cut"  # and a number: connections that stood when an undo had to end them
+
 
 @dataclass(frozen=True)
 class Plan:

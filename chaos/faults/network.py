@@ -10,13 +10,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.faults.base import Plan, quiet_port
+from chaos.faults.base import CUT, Plan, quiet_port
 from pdgate.facts.model import HostFacts
 
 TOXICS = ("latency", "bandwidth", "timeout", "reset_peer", "slicer", "limit_data", "slow_close")
 API_PORT = 18474
 FIRST_LISTEN = 18500
 DRAIN_S = 8
+SYN = "tcp flags & (syn | ack) == syn"
 NEEDS_NFT = "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }"
 
 
@@ -92,7 +93,7 @@ class Partition:
         port_out = f"tcp sport {{ {ports} }}" if ports else others
         name, act = table(self.tag), "counter reject with tcp reset" if self.refuse else "counter drop"
         if self.first is not None:  # by their bytes: a SYN is 60 of them on every Linux with timestamps, 52 without; a little more than the last is still less than one more
-            port_in, act = f"{port_in} tcp flags & (syn | ack) == syn", f"quota until {60 * self.first + 20} bytes {act}"
+            port_in, act = f"{port_in} {SYN}", f"quota until {60 * self.first + 20} bytes {act}"
         rules = [f"add table inet {name}", f"add set inet {name} peers {{ type ipv4_addr; flags timeout; }}"]
         if self.direction in ("in", "both"):
             rules += [f"add chain inet {name} in {{ type filter hook input priority -150; }}", f"add rule inet {name} in ip saddr @peers {port_in} {act}"]
@@ -191,6 +192,7 @@ class Toxic:
         undo = (
             f"{self.relieve()}\n"
             f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 0[1458]' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
+            f"open=$(grep -cE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp); [ $open -eq 0 ] || echo \"{CUT} $open\"\n"
             f"program_end {self.tag} toxiproxy && sleep 0.3\n{_drop('ip', self.tag)}"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
@@ -204,7 +206,8 @@ class Toxic:
         toxic = json.dumps({"name": "pdgate", "type": self.toxic, "stream": self.stream, "toxicity": 1.0, "attributes": self.attributes})
         name = table(self.tag)
         rules = [f"add table ip {name}", f"add chain ip {name} through {{ type nat hook prerouting priority -100; }}"]
-        rules += [f"add rule ip {name} through ip daddr {self.address} tcp dport {port} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)]
+        # First packets alone: where nobody tracked connections so far, the kernel takes the next packet of an old one for a new one's.
+        rules += [f"add rule ip {name} through ip daddr {self.address} tcp dport {port} {SYN} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)]
         toxics = "\n".join(f"ask POST /proxies/p{port}/toxics '{toxic}' || exit 1" for port in self.ports)
         return (
             f"{NEEDS_NFT}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"

@@ -35,6 +35,7 @@ __all__ = [
     "NotApplied",
     "Partition",
     "Stall",
+    "Toxic",
     "UnknownFact",
     "a_fault",
     "clean_up",

@@ -197,6 +197,31 @@ unlock(stage)
     assert done.returncode == 0, done.stderr[-1500:]
 
 
+def test_toxiproxy_takes_new_connections_only_and_says_how_many_end_with_it(lab: Lab) -> None:
+    done = in_lab(lab, """
+import socket
+echo = "import socketserver as s; s.ThreadingTCPServer.allow_reuse_address = True; s.ThreadingTCPServer(('10.77.0.21', 9123), type('E', (s.StreamRequestHandler,), {'handle': lambda self: [self.wfile.write(line) for line in self.rfile]})).serve_forever()"
+hand.must(f'setsid python3 -c "{echo}" </dev/null >/dev/null 2>&1 & echo $! >/run/echo.pid; sleep 1', "echo server")
+def connected():
+    return socket.create_connection(("10.77.0.21", 9123), timeout=5)
+def takes_s(connection):
+    began = time.monotonic()
+    connection.sendall(b"hello\\n")
+    assert connection.recv(16) == b"hello\\n", "no echo"
+    return time.monotonic() - began
+old = connected()
+takes_s(old)
+with injected(Toxic("d0", "10.77.0.21", (9123,), "e1", "latency", {"latency": 400}), hand, "e1", "pdgate-test", 60) as applied:
+    new = connected()
+    assert takes_s(new) >= 0.4, "a new connection is not slowed"
+    assert takes_s(old) < 0.3, "an old connection was touched"
+assert applied.cut == 1, applied
+assert new.recv(16) == b"" and takes_s(old) < 0.3 and takes_s(connected()) < 0.3
+hand.must("kill $(cat /run/echo.pid); rm /run/echo.pid", "echo server")
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
 def test_two_runs_cannot_meet_and_the_lock_of_a_dead_run_is_nobodys(lab: Lab) -> None:
     done = in_lab(lab, """
 def held(what, *words):
