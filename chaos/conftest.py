@@ -33,6 +33,7 @@ from pdgate.serving.questions import deadline_of, golden_of, model_of
 
 START_S = 180.0
 LOST_S = 300.0  # the longest a request may take, and more
+LEFT_TO_GUARD = "left to its guard, which undoes it in its time; pytest chaos --cleanup does so at once"
 Outage = Callable[[list[Engine]], contextlib.AbstractContextManager[None]]
 BEGAN = pytest.StashKey[float]()
 APPLIED = pytest.StashKey[list[Applied]]()  # every fault of the run, in turn
@@ -121,7 +122,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
         if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
             raise
         pyfuncitem.session.shouldstop = "interrupted in an experiment"
-        undone = "; ".join(f"{one.plan.does}: undone, and that was verified" for one in done[before:]) or "nothing had been done yet"
+        undone = "; ".join(f"{one.plan.does}: {'undone, and that was verified' if one.over else LEFT_TO_GUARD}" for one in done[before:]) or "nothing had been done yet"
         raise UnknownFact(f"interrupted: {undone}" if isinstance(error, KeyboardInterrupt) else f"interrupted: {error}") from None
 
 
@@ -192,7 +193,7 @@ def outage(pytestconfig: pytest.Config, locked: lock.Holder, deployment: Deploym
         try:
             with contextlib.ExitStack() as stack:
                 for fault, tag in zip(faults, tags, strict=False):
-                    pytestconfig.stash[APPLIED].append(stack.enter_context(injected(fault, hand, tag, f"{locked}: {fault.plan().does}", LOST_S)))
+                    stack.enter_context(injected(fault, hand, tag, f"{locked}: {fault.plan().does}", LOST_S, book=pytestconfig.stash[APPLIED]))
                 yield
         except (NotApplied, GuardFailed) as error:
             raise UnknownFact(str(error)) from None

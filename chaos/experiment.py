@@ -237,8 +237,7 @@ def prepare(stage: Stage, makes: Sequence[Make], allow_last: bool = False, stead
 @contextlib.contextmanager
 def inject(stage: Stage, fault: Fault, tag: str, guard_s: float) -> Iterator[Applied]:
     """The fault within the block, healed after it, by the guard at the latest."""
-    with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {fault.plan().does}", guard_s + GUARD_MARGIN_S, stage.on_step) as applied:
-        stage.applied.append(applied)
+    with injected(fault, stage.hand(fault.host), tag, f"{stage.owner}: {fault.plan().does}", guard_s + GUARD_MARGIN_S, stage.on_step, stage.applied) as applied:
         yield applied
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,18 +34,24 @@ class Applied:
     healed: tuple[float, float] = (0.0, 0.0)
     cut: int = 0  # connections that stood when it was undone and ended with it
     guard_s: float = 0.0  # from arming on, after which the guard undoes it by itself
+    over: bool = False  # undone, verified, and its guard disarmed
     steps: list[tuple[float, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_step: OnStep = lambda step: None) -> Iterator[Applied]:
+def injected(
+    fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_step: OnStep = lambda step: None, book: list[Applied] | None = None
+) -> Iterator[Applied]:  # fmt: skip
     """The fault is there within the block and gone after it; raises NotApplied (also where it did not last) or GuardFailed.
 
-    Whatever ends the block, it is healed; whatever ends *us*, the guard heals it `guard_s` after it was armed.
+    Whatever ends the block, it is healed; whatever ends *us*, the guard heals it `guard_s` after it was armed. `book`: where it is
+    written down before anything is touched.
     """
     plan = fault.plan()
     guard = Guard(hand, tag, owner, plan.undo, plan.survives_reboot)
     applied = Applied(fault.name, plan, guard_s=guard_s)
+    if book is not None:
+        book.append(applied)
 
     def step(name: str) -> None:
         applied.steps.append((now(), name))
@@ -74,23 +82,38 @@ def injected(fault: Fault, hand: Hand, tag: str, owner: str, guard_s: float, on_
             applied.evidence += f"; {said}"
             applied.idle = f"{fault.name} on {fault.host} met nobody: {said}" if seen.code != 0 else ""
     finally:
-        step("heal")
-        relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
-        if relieve is not None:
-            _, applied.healed = _timed(hand, relieve())
-        undone = guard.fire()
-        applied.cut = undone.cut
-        if relieve is None:
-            applied.healed = undone.at
-        step("verify-healed")
-        _verify_healed(fault, hand)
-        step("disarm")
-        guard.disarm()
+        with _undisturbed():
+            step("heal")
+            relieve = getattr(fault, "relieve", None)  # ends the effect at once where the whole undo takes longer
+            if relieve is not None:
+                _, applied.healed = _timed(hand, relieve())
+            undone = guard.fire()
+            applied.cut = undone.cut
+            if relieve is None:
+                applied.healed = undone.at
+            step("verify-healed")
+            _verify_healed(fault, hand)
+            step("disarm")
+            guard.disarm()
+            applied.over = True
     if not undone.by_us:
         raise NotApplied(
             f"{fault.name} on {fault.host} was undone by somebody else before its time (--cleanup, a reboot, or its own guard after {guard_s:g} s): "
             "what was seen since is not its doing"
         )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not stop the undo of the first; every call in it has its deadline."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:

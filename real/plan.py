@@ -64,7 +64,7 @@ def _real_engine(entry: EnginePlan) -> None:
         config |= {"kv_port": str(engine.kv_port), "kv_connector_extra_config": {"prefill": sizes, "decode": sizes}}
     elif engine.connector == "NixlConnector":
         config |= {"kv_buffer_device": "cpu", "kv_connector_extra_config": {"backends": ["UCX"]}}
-        entry.env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(engine.kv_port), "UCX_TLS": "tcp,self"}
+        entry.env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(engine.kv_port), "UCX_TLS": "tcp,self", "NIXL_ON_CPU_DELAY_US": "2000"}
     else:
         config |= {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}}
         entry.env |= {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(engine.kv_port)}

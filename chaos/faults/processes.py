@@ -125,7 +125,9 @@ class Stall:
         return _meant(self.victims) + _aimed(self.aim, _shot(self.victims, "STOP"))
 
     def verify_applied(self) -> str:
-        return "sleep 0.05\n" + _state(self.victims, stopped=True)
+        # A process in the middle of something stops when it is scheduled next.
+        state = _state(self.victims, stopped=True)
+        return f"n=0; until (\n{state}\n) >/dev/null || [ $n -ge 40 ]; do n=$((n + 1)); sleep 0.05; done\n{state}"
 
     def heal(self) -> str:
         return self.plan().undo

@@ -8,7 +8,7 @@ Real:     vllm_ascend.distributed.kv_transfer (the connectors, their schedulers,
           its ZMQ side channel, vLLM.
 Stubbed:  torch_npu and torch.npu (there are no kernels here), and the vllm_ascend modules in STUBS, which would pull in NPU
           operators; of each only the names the connectors import.
-Replaced: Mooncake's protocol name "ascend" (HCCL over RDMA) by "tcp".
+Replaced: Mooncake's protocol name "ascend" (HCCL over RDMA) by "tcp"; NIXL's polling without a pause by polling with one.
 """
 
 from __future__ import annotations
@@ -100,6 +100,19 @@ def _fork_instead_of_spawn() -> None:
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
+def _nixl_sleeps_between_polls(delay_us: int) -> None:
+    """NIXL's progress thread polls without a pause (nixl _api.py sets pthrDelay to 0): two engines would leave two cores to nobody else."""
+    from nixl import _api
+
+    real = _api.nixlBind.nixlAgent
+
+    def agent(name: str, config: Any) -> Any:
+        config.pthrDelay = delay_us
+        return real(name, config)
+
+    _api.nixlBind.nixlAgent = agent
+
+
 def register() -> None:
     """vLLM's plugin hook: runs in every vLLM process before an engine is built."""
     import torch
@@ -112,6 +125,8 @@ def register() -> None:
     torch.accelerator.current_device_index = lambda: 0
     if os.environ.get("ASCEND_ON_CPU_FORK") == "1":
         _fork_instead_of_spawn()
+    if delay := os.environ.get("NIXL_ON_CPU_DELAY_US"):
+        _nixl_sleeps_between_polls(int(delay))
     for name in ("MooncakeConnectorV1", "MooncakeHybridConnector"):
         if name not in KVConnectorFactory._registry:
             KVConnectorFactory.register_connector(name, "ascend_on_cpu.connectors", name)
