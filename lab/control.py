@@ -90,7 +90,12 @@ def start(name: str, defects: list[str], phase: str = "after", keep: bool = Fals
               "settings": settings or {}}  # fmt: skip
     keeper.stdin.write(json.dumps(orders) + "\n")
     keeper.stdin.close()
-    line = keeper.stdout.readline()
+    try:
+        line = keeper.stdout.readline()
+    except BaseException:  # Ctrl-C: nobody would know of a lab that comes up later
+        keeper.terminate()
+        keeper.wait()
+        raise
     if not line:
         keeper.wait()
         raise LabUnavailable(f"the lab's keeper died: {keeper.stderr.read().strip()[-500:]}")

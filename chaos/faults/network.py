@@ -18,6 +18,7 @@ API_PORT = 18474
 FIRST_LISTEN = 18500
 DRAIN_S = 8
 SYN = "tcp flags & (syn | ack) == syn"
+KEPT = "no new connection came to it while it stood, and one that stood before goes past it: a connector that keeps its connections is met by recovery.partition"
 NEEDS_NFT = "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }"
 
 
@@ -43,10 +44,10 @@ def _dropped(family: str, tag: str, what: str) -> str:
     return f"! nft list table {family} {table(tag)} >/dev/null 2>&1 || {{ echo 'the {what} is still there'; exit 1; }}"
 
 
-def _met(family: str, tag: str) -> str:
+def _met(family: str, tag: str, nobody: str = "no packet came to the rule while it stood") -> str:
     """sh: how many packets the rules of the table have met; ends with 1 where none."""
     count = f"nft list table {family} {table(tag)} 2>/dev/null | grep -o 'packets [0-9]*' | awk '{{s += $2}} END {{print s + 0}}'"
-    return f"met=$({count}); [ \"$met\" -gt 0 ] && echo \"$met packets met it\" || {{ echo 'no packet came to the rule while it stood'; exit 1; }}"
+    return f"met=$({count}); [ \"$met\" -gt 0 ] && echo \"$met packets met it\" || {{ echo '{nobody}'; exit 1; }}"
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class Toxic:
         return self.plan().undo
 
     def met(self) -> str:
-        return _met("ip", self.tag) if self.must_meet else "true"
+        return _met("ip", self.tag, KEPT) if self.must_meet else "true"
 
     def relieve(self) -> str:
         """Old connections pass through unhurt, then new ones are direct again; the rest of the undo may take its time.

@@ -8,7 +8,8 @@ Real:     vllm_ascend.distributed.kv_transfer (the connectors, their schedulers,
           its ZMQ side channel, vLLM.
 Stubbed:  torch_npu and torch.npu (there are no kernels here), and the vllm_ascend modules in STUBS, which would pull in NPU
           operators; of each only the names the connectors import.
-Replaced: Mooncake's protocol name "ascend" (HCCL over RDMA) by "tcp"; NIXL's polling without a pause by polling with one.
+Replaced: Mooncake's protocol name "ascend" (HCCL over RDMA) by "tcp"; waiting in a loop (vLLM's queues, its shared memory between TP ranks, NIXL's
+          progress thread) by waiting on sockets, or with a pause.
 """
 
 from __future__ import annotations
@@ -100,6 +101,19 @@ def _fork_instead_of_spawn() -> None:
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
+def _workers_sleep_while_they_wait() -> None:
+    """Readers of vLLM's message queue spin for a second after each message, and ranks of one TP group spin in shared memory: with
+    more workers than cores they take from each other what they wait for. They wait on sockets instead, as vLLM does when it has to,
+    and look every 20 ms: a notice may be lost, which the spinning hides."""
+    from vllm.distributed.device_communicators import cpu_communicator, shm_broadcast
+
+    condition = shm_broadcast.SpinCondition
+    condition.__init__.__defaults__ = (0,)
+    wait = condition.wait
+    condition.wait = lambda self, timeout_ms=None: wait(self, 20 if timeout_ms is None else min(timeout_ms, 20))
+    cpu_communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+
+
 def _nixl_sleeps_between_polls(delay_us: int) -> None:
     """NIXL's progress thread polls without a pause (nixl _api.py sets pthrDelay to 0): two engines would leave two cores to nobody else."""
     from nixl import _api
@@ -125,6 +139,7 @@ def register() -> None:
     torch.accelerator.current_device_index = lambda: 0
     if os.environ.get("ASCEND_ON_CPU_FORK") == "1":
         _fork_instead_of_spawn()
+    _workers_sleep_while_they_wait()
     if delay := os.environ.get("NIXL_ON_CPU_DELAY_US"):
         _nixl_sleeps_between_polls(int(delay))
     for name in ("MooncakeConnectorV1", "MooncakeHybridConnector"):
