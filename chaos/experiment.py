@@ -130,8 +130,8 @@ class Outcome:
     returns: dict[str, float | None] = field(default_factory=dict)  # engines hurt in turn: seconds from their healing until they served
 
     def parted(self) -> list[Record]:
-        """Failures of our own undo."""
-        return recovery.parted(self.records, [(one.injected[0], one.healed[1], one.cut) for one in self.applied])
+        """Failures of our own hands on the path."""
+        return recovery.parted(self.records, [(one.injected[0], one.healed[1], one.renewed, one.cut) for one in self.applied])
 
     def by_fault(self) -> str:
         """Outcomes of the requests that were on their way while each fault lasted, where there were several in turn."""
@@ -321,7 +321,7 @@ def keep(
     by_unit = {unit: ready.facts[stage.deployment.hosts[host].machine] for unit, (host, _) in logs_of(stage.deployment).items()}
     keep_timeline(stage.bundle, name, {
         "faults": [
-            {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "cut": one.cut, "guard_s": one.guard_s, "injected": one.injected, "healed": one.healed, "steps": one.steps}
+            {"fault": one.fault, "does": one.plan.does, "hits": one.plan.hits, "evidence": one.evidence, "renewed": one.renewed, "cut": one.cut, "guard_s": one.guard_s, "injected": one.injected, "healed": one.healed, "steps": one.steps}
             for one in applied
         ],
         "measures": {**asdict(seen), "uncertainty_s": seen.uncertainty_s} if seen else None, "kv_back_s": kv_back_s,

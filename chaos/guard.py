@@ -95,7 +95,7 @@ class Guard:
         """Undo now; raises GuardFailed where the undo itself fails."""
         before = now()
         out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
-        return Undone(when(before, out, now()), "@@gone" not in out.splitlines(), sum(map(int, re.findall(rf"^{CUT} (\d+)$", out, re.MULTILINE))))
+        return Undone(when(before, out, now()), "@@gone" not in out.splitlines(), connections_cut(out))
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")
@@ -112,6 +112,11 @@ def timed(script: str) -> str:
 def spoken(out: str) -> str:
     """What a script said to people: without its marks."""
     return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("@@"))
+
+
+def connections_cut(out: str) -> int:
+    """How many standing connections a script says it has ended."""
+    return sum(map(int, re.findall(rf"^{CUT} (\d+)$", out, re.MULTILINE)))
 
 
 def when(before: float, said: str, after: float) -> tuple[float, float]:

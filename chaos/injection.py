@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from chaos.faults.base import Fault, Plan
-from chaos.guard import Guard, GuardFailed, Hand, spoken, timed, when
+from chaos.guard import Guard, GuardFailed, Hand, connections_cut, spoken, timed, when
 from pdgate.facts.shell import ShellResult
 from pdgate.serving.record import now
 
@@ -32,6 +32,7 @@ class Applied:
     idle: str = ""  # why it is said that nobody came its way
     injected: tuple[float, float] = (0.0, 0.0)
     healed: tuple[float, float] = (0.0, 0.0)
+    renewed: int = 0  # connections that stood and were reset when it came, before it hurt
     cut: int = 0  # connections that stood when it was undone and ended with it
     guard_s: float = 0.0  # from arming on, after which the guard undoes it by itself
     over: bool = False  # undone, verified, and its guard disarmed
@@ -66,8 +67,9 @@ def injected(
         guard.verify_armed()
         step("inject")
         result, applied.injected = _timed(hand, fault.inject())
+        applied.renewed = connections_cut(result.stdout)
         if result.code != 0:
-            raise NotApplied(f"{fault.name} on {fault.host}: {(result.stdout + result.stderr).strip()[-400:] or f'code {result.code}'}")
+            raise NotApplied(f"{fault.name} on {fault.host}: {(spoken(result.stdout) + result.stderr).strip()[-400:] or f'code {result.code}'}")
         step("verify-applied")
         seen = hand.run(fault.verify_applied(), 60.0)
         if seen.code != 0:
@@ -121,7 +123,7 @@ def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:
     before = now()
     result = hand.run(timed(script), 60.0)
     held = when(before, result.stdout, now())
-    return replace(result, stdout=spoken(result.stdout)), held
+    return result, held
 
 
 def _verify_healed(fault: Fault, hand: Hand) -> None:

@@ -34,7 +34,7 @@ def poisoned(stage, judged_by):
         def make(kind):
             def with_facts(facts, tag):
                 toxic = "latency" if kind == "jitter" else kind
-                return Toxic(engine.host, str(engine.address), tuple(ports(facts[host.machine])), tag, toxic, toxics[kind], path, host.toxiproxy)
+                return Toxic(engine.host, str(engine.address), tuple(ports(facts[host.machine])), tag, toxic, toxics[kind], path, host.toxiproxy, renew=path != HTTP)
 
             return with_facts
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from pdgate.facts.model import HostFacts, Process
 from pdgate.rules.running import RunningEngine
 
-CUT = "@@cut"  # and a number: connections that stood when an undo had to end them
+CUT = "@@cut"  # and a number: connections that stood and had to end, which is not what is asked about
 
 
 @dataclass(frozen=True)

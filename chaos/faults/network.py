@@ -18,7 +18,8 @@ API_PORT = 18474
 FIRST_LISTEN = 18500
 DRAIN_S = 8
 SYN = "tcp flags & (syn | ack) == syn"
-KEPT = "no new connection came to it while it stood, and one that stood before goes past it: a connector that keeps its connections is met by recovery.partition"
+KEPT = "no new connection came to it while it stood, and those that stood before go past it"
+RENEW_S = 3
 NEEDS_NFT = "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }"
 
 
@@ -44,9 +45,9 @@ def _dropped(family: str, tag: str, what: str) -> str:
     return f"! nft list table {family} {table(tag)} >/dev/null 2>&1 || {{ echo 'the {what} is still there'; exit 1; }}"
 
 
-def _met(family: str, tag: str, nobody: str = "no packet came to the rule while it stood") -> str:
-    """sh: how many packets the rules of the table have met; ends with 1 where none."""
-    count = f"nft list table {family} {table(tag)} 2>/dev/null | grep -o 'packets [0-9]*' | awk '{{s += $2}} END {{print s + 0}}'"
+def _met(family: str, tag: str, rule: str = "", nobody: str = "no packet came to the rule while it stood") -> str:
+    """sh: how many packets the rules of the table (those with a word) have met; ends with 1 where none."""
+    count = f"nft list table {family} {table(tag)} 2>/dev/null | grep '{rule}' | grep -o 'packets [0-9]*' | awk '{{s += $2}} END {{print s + 0}}'"
     return f"met=$({count}); [ \"$met\" -gt 0 ] && echo \"$met packets met it\" || {{ echo '{nobody}'; exit 1; }}"
 
 
@@ -159,7 +160,11 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Toxic:
-    """A Toxiproxy toxic on TCP ports of a running host: new connections to the ports go through it, established ones do not."""
+    """A Toxiproxy toxic on TCP ports of a running host: new connections to the ports go through it, standing ones do not.
+
+    Connectors keep theirs for ever (ZMQ sockets of vllm-ascend, the pool of Mooncake's tcp transport). With `renew` Toxiproxy is put
+    into the path first, hurting nobody, the standing ones are reset, and the toxic comes once they came back through it.
+    """
 
     host: str
     address: str
@@ -171,6 +176,7 @@ class Toxic:
     server: str = "toxiproxy-server"
     stream: str = "downstream"
     must_meet: bool = True
+    renew: bool = False
 
     @property
     def name(self) -> str:
@@ -197,7 +203,8 @@ class Toxic:
             f"program_end {self.tag} toxiproxy && sleep 0.3\n{_drop('ip', self.tag)}"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
-        return Plan(f"{self.toxic} ({values or 'defaults'}) on {self.host}:{few(self.ports)}", f"{self.path}: new TCP connections to {few(self.ports)}", undo)
+        hits = f"TCP connections to {few(self.ports)}, those that stood after one reset" if self.renew else f"new TCP connections to {few(self.ports)}"
+        return Plan(f"{self.toxic} ({values or 'defaults'}) on {self.host}:{few(self.ports)}", f"{self.path}: {hits}", undo)
 
     def inject(self) -> str:
         proxies: list[dict[str, Any]] = [
@@ -209,7 +216,14 @@ class Toxic:
         rules = [f"add table ip {name}", f"add chain ip {name} through {{ type nat hook prerouting priority -100; }}"]
         # First packets alone: where nobody tracked connections so far, the kernel takes the next packet of an old one for a new one's.
         rules += [f"add rule ip {name} through ip daddr {self.address} tcp dport {port} {SYN} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)]
-        toxics = "\n".join(f"ask POST /proxies/p{port}/toxics '{toxic}' || exit 1" for port in self.ports)
+        toxics = "\n".join(["asked=", *(f"ask POST /proxies/p{port}/toxics '{toxic}' & asked=\"$asked $!\"" for port in self.ports), "wait $asked"])
+        first, then = toxics, _nft(rules)
+        if self.renew:
+            standing = "|".join(f"{port:04X}" for port in self.ports)
+            rules.append(f"add chain ip {name} stand {{ type filter hook input priority -150; }}")
+            rules += [f'add rule ip {name} stand iifname != "lo" ip daddr {self.address} tcp dport {port} counter reject with tcp reset' for port in self.ports]
+            first = f"echo \"{CUT} $(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -cE ': [0-9A-F]+:({standing}) [0-9A-F]+:[0-9A-F]+ 01')\"\n{_nft(rules)}"
+            then = f"n=0; until ( {_met('ip', self.tag, 'redirect')} ) >/dev/null || [ $n -ge {RENEW_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n{toxics}"
         return (
             f"{NEEDS_NFT}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"
             f"cd $PDGATE_GUARD/{self.tag}\n"
@@ -217,7 +231,7 @@ class Toxic:
             f"program_start {self.tag} toxiproxy $server -host 127.0.0.1 -port {API_PORT} -config config.json\n"
             f"{ASK}"
             "n=0; until ask GET /version ''; do n=$((n + 1)); [ $n -lt 50 ] || { cat toxiproxy.out; exit 1; }; sleep 0.1; done\n"
-            f"{toxics}\n{_nft(rules)}"
+            f"{first}\n{then}"
         )
 
     def verify_applied(self) -> str:
@@ -231,7 +245,7 @@ class Toxic:
         return self.plan().undo
 
     def met(self) -> str:
-        return _met("ip", self.tag, KEPT) if self.must_meet else "true"
+        return _met("ip", self.tag, "redirect", KEPT) if self.must_meet else "true"
 
     def relieve(self) -> str:
         """Old connections pass through unhurt, then new ones are direct again; the rest of the undo may take its time.
@@ -240,7 +254,7 @@ class Toxic:
         clients nothing (seen on kernel 6.18).
         """
         toxics = "\n".join(f"ask DELETE /proxies/p{port}/toxics/pdgate '' >/dev/null" for port in self.ports)
-        return f"{ASK}{toxics}\nnft insert rule ip {table(self.tag)} through accept 2>/dev/null; true"
+        return f"{ASK}{toxics}\nnft flush chain ip {table(self.tag)} stand 2>/dev/null\nnft insert rule ip {table(self.tag)} through accept 2>/dev/null; true"
 
     def verify_healed(self) -> str:
         return (

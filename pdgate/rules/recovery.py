@@ -161,16 +161,17 @@ def _steady(after: list[Record], heal: float) -> float | None:
     return max(0.0, min(record.scheduled for record in good) - heal) if bad else 0.0
 
 
-def parted(records: list[Record], undone: list[tuple[float, float, int]]) -> list[Record]:
-    """Requests that failed because an undo ended connections that stood: as many as it ended, at most.
+def parted(records: list[Record], hands: list[tuple[float, float, int, int]]) -> list[Record]:
+    """Requests that failed between faults because standing connections were ended to put Toxiproxy in or out: as many as were, at most.
 
-    `undone`: of each fault when it began and ended (outer bounds), and how many connections its undo cut. Pooled connections that
-    went through a Toxiproxy end with it, and a client that does not look first fails on them: of the fault that says nothing.
+    `hands`: of each fault when it began and ended (outer bounds), how many connections ended before it hurt and when it was undone.
+    A client that does not look first fails on them; of the fault that says nothing.
     """
     found: list[Record] = []
-    for number, (_, end, cut) in enumerate(undone):
-        until = undone[number + 1][0] if number + 1 < len(undone) else math.inf
-        found += [record for record in records if record.outcome in FAILED and end <= record.sent and (record.end or record.sent) < until][:cut]
+    for number in range(len(hands) + 1):
+        since, cut = hands[number - 1][1::2] if number else (-math.inf, 0)
+        until, renewed = hands[number][0::2] if number < len(hands) else (math.inf, 0)
+        found += [record for record in records if record.outcome in FAILED and since <= record.sent and (record.end or record.sent) < until][: int(cut + renewed)]
     return found
 
 
@@ -179,7 +180,7 @@ def behaved(
 ) -> Iterator[Finding]:  # fmt: skip
     """No wrong answer ever; hangs and failures only as declared; back to steady state in time.
 
-    `did`: what was done, in words; `about_wrong`: what is known of the wrong answers; `not_its_doing`: failures of our own undo (`parted`).
+    `did`: what was done, in words; `about_wrong`: what is known of the wrong answers; `not_its_doing`: failures of our own hands on the path (`parted`).
     """
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
@@ -199,7 +200,7 @@ def behaved(
             why="clients see silence, not an error, and wait for ever", remedy="which side waits? D's log for 'Deferred', the proxy for a dead upstream; vllm#35943, #50719",
         )  # fmt: skip
     if not_its_doing:
-        yield note(target, f"{len(not_its_doing)} requests failed on connections that had gone through Toxiproxy and ended with it: of the fault that says nothing ({not_its_doing[0].detail[:120]})")
+        yield note(target, f"{len(not_its_doing)} requests failed on connections that ended when Toxiproxy came or went: of the fault that says nothing ({not_its_doing[0].detail[:120]})")
     failed = sum(every[kind] for kind in FAILED) - len(not_its_doing)
     if failed and not expected.errors_allowed:
         bad = next(record for record in records if record.outcome in FAILED and record not in not_its_doing)

@@ -199,7 +199,7 @@ unlock(stage)
 
 def test_toxiproxy_takes_new_connections_only_and_says_how_many_end_with_it(lab: Lab) -> None:
     done = in_lab(lab, """
-import socket
+import socket, threading
 echo = "import socketserver as s; s.ThreadingTCPServer.allow_reuse_address = True; s.ThreadingTCPServer(('10.77.0.21', 9123), type('E', (s.StreamRequestHandler,), {'handle': lambda self: [self.wfile.write(line) for line in self.rfile]})).serve_forever()"
 hand.must(f'setsid python3 -c "{echo}" </dev/null >/dev/null 2>&1 & echo $! >/run/echo.pid; sleep 1', "echo server")
 def connected():
@@ -217,6 +217,23 @@ with injected(Toxic("d0", "10.77.0.21", (9123,), "e1", "latency", {"latency": 40
     assert takes_s(old) < 0.3, "an old connection was touched"
 assert applied.cut == 1, applied
 assert new.recv(16) == b"" and takes_s(old) < 0.3 and takes_s(connected()) < 0.3
+def keep_coming():  # a client that comes back
+    try:
+        old.sendall(b"hello\\n")
+        seen.append(old.recv(16))
+    except ConnectionError as error:
+        seen.append(error)
+    time.sleep(0.2)
+    seen.append(connected())
+    seen.append(takes_s(seen[1]))
+seen = []
+thread = threading.Thread(target=lambda: (time.sleep(1.0), keep_coming()))
+thread.start()
+with injected(Toxic("d0", "10.77.0.21", (9123,), "e2", "latency", {"latency": 400}, renew=True), hand, "e2", "pdgate-test", 60) as applied:
+    thread.join()
+    assert isinstance(seen[0], ConnectionError) and seen[2] < 0.3, ("the standing one is reset, and before the toxic comes its successor is not slowed", seen)
+    assert applied.renewed >= 1 and takes_s(seen[1]) >= 0.4, (applied, "the successor is hurt")
+assert applied.cut == 1, applied
 hand.must("kill $(cat /run/echo.pid); rm /run/echo.pid", "echo server")
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]

@@ -74,6 +74,21 @@ def test_nothing_is_left_after_the_owner_is_killed() -> None:
     }
 
 
+def test_a_lab_that_is_interrupted_while_it_boots_leaves_nothing() -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom lab.control import start\nstart('lab', [], keep=True)"
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    started: set[int] = set()
+    until = time.monotonic() + 20
+    while len(started := started | below(run.pid)) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) != 0 and len(started) >= 4
+    until = time.monotonic() + 10
+    while (left := started & processes().keys()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+
+
 @pytest.fixture(scope="module")
 def lab() -> Lab:
     lab = start("lab", [])
