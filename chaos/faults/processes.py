@@ -82,7 +82,8 @@ class Kill:
         wait = f"n=0; until {down}; do n=$((n + 1)); [ $n -lt {GOES_DOWN_S * 10} ] || break; sleep 0.1; done" if self.rest else ":"
         # What is left of it goes before it is started again: an orphaned worker would hold the ports of the new one.
         left, rest = (_each("KILL", some) for some in (self.victims, self.rest))
-        undo = f"{left}\n{wait}\nif {down}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1; fi; true"
+        failed = f"{{ echo 'what starts {self.target} again ended with code '$?': run it by hand, and see why'; exit 1; }}"
+        undo = f"{left}\n{wait}\nif {down}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1 || {failed}\nfi"
         names = ", ".join(f"{v.pid} ({v.comm})" for v in self.victims)
         return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one unit", undo, engines=() if self.part == "proxy" else (self.target,))
 
