@@ -142,7 +142,7 @@ def judged_by(stage: Stage, judge):
     def run(outcome: Outcome, expected: Expectation, *more: Iterable[Finding]) -> None:
         judge(itertools.chain(
             recovery.behaved(f"proxy {stage.proxy.name}", outcome.measures, expected, outcome.records, outcome.by_fault(), "; ".join(one.plan.does for one in outcome.applied),
-                             freed_before(stage.deployment, outcome.records, outcome.logs), outcome.parted()),
+                             freed_before(stage.deployment, outcome.records, outcome.logs), outcome.parted),
             aftermath(stage, outcome),
             *more,
         ))  # fmt: skip

@@ -19,7 +19,7 @@ FIRST_LISTEN = 18500
 DRAIN_S = 8
 SYN = "tcp flags & (syn | ack) == syn"
 KEPT = "no new connection came to it while it stood, and those that stood before go past it"
-RENEW_S = 3
+RENEW_S = 3  # under load, for standing connections to be used, reset, and come back
 NEEDS_NFT = "command -v nft >/dev/null || { echo 'no nft on the host'; exit 1; }"
 
 
@@ -223,7 +223,7 @@ class Toxic:
             rules.append(f"add chain ip {name} stand {{ type filter hook input priority -150; }}")
             rules += [f'add rule ip {name} stand iifname != "lo" ip daddr {self.address} tcp dport {port} counter reject with tcp reset' for port in self.ports]
             first = f"echo \"{CUT} $(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -cE ': [0-9A-F]+:({standing}) [0-9A-F]+:[0-9A-F]+ 01')\"\n{_nft(rules)}"
-            then = f"n=0; until ( {_met('ip', self.tag, 'redirect')} ) >/dev/null || [ $n -ge {RENEW_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n{toxics}"
+            then = f"sleep {RENEW_S}\nmoment\n{toxics}"
         return (
             f"{NEEDS_NFT}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"
             f"cd $PDGATE_GUARD/{self.tag}\n"

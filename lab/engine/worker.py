@@ -62,6 +62,7 @@ class Worker:
         self.block_bytes = settings.block_size * settings.kv_bytes_per_token // spec.tp_size
         self.rpc_port = self.data_port = 0
         self.metas: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self.sockets: dict[tuple[str, int], list[zmq.asyncio.Socket]] = {}  # to P, by its side channel, while nobody uses them
         self.signals: set[asyncio.Task[None]] = set()
         self.failed_pulls = 0
         self.link_lost = False
@@ -290,17 +291,28 @@ class Worker:
             await asyncio.Event().wait()
 
     async def _ask(self, host: str, port: int, message: list[Any]) -> bytes:
-        """One REQ/REP exchange with the connector's retries; raises OSError when nobody answers."""
+        """One REQ/REP exchange with the connector's retries; raises OSError when nobody answers.
+
+        A socket that has brought an answer is kept for the next question, as the connector does (0.23.0, `remote_sockets`).
+        """
+        kept = self.sockets.setdefault((host, port), [])
         for attempt in range(1, RECEIVE_TRIES + 1):
-            request = self.context.socket(zmq.REQ)
-            request.setsockopt(zmq.LINGER, 0)
+            request = kept.pop() if kept else self.context.socket(zmq.REQ)
+            answered = False
             try:
-                request.connect(f"tcp://{host}:{port}")
+                if not request.get(zmq.LAST_ENDPOINT):
+                    request.setsockopt(zmq.LINGER, 0)
+                    request.connect(f"tcp://{host}:{port}")
                 await request.send(msgspec.msgpack.encode(message))
                 if await request.poll(50 if "impatient_handshake" in self.settings.misbehave else RECEIVE_TIMEOUT_MS):
-                    return await request.recv()
+                    answer: bytes = await request.recv()
+                    answered = True
+                    return answer
             finally:
-                request.close()
+                if answered:
+                    kept.append(request)
+                else:
+                    request.close()
             self.log.warning(
                 f"{FILE}:1050", f"Receive failed. error=Resource temporarily unavailable, attempts_left={RECEIVE_TRIES - attempt}. "
             )
