@@ -106,7 +106,7 @@ TICK_S = 0.02  # /proc/uptime counts in hundredths; two of them are read
 
 def timed(script: str) -> str:
     """The script, which says by the host's uptime when it began and ended; what counts in it may be marked with `moment`."""
-    return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo \"@@timed $pdgate_from $pdgate_to\"; exit $pdgate_code"
+    return f"read -r pdgate_from pdgate_rest </proc/uptime\n(\n{script}\n)\npdgate_code=$?; read -r pdgate_to pdgate_rest </proc/uptime; echo; echo \"@@timed $pdgate_from $pdgate_to\"; exit $pdgate_code"
 
 
 def spoken(out: str) -> str:

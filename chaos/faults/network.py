@@ -216,7 +216,7 @@ class Toxic:
         rules = [f"add table ip {name}", f"add chain ip {name} through {{ type nat hook prerouting priority -100; }}"]
         # First packets alone: where nobody tracked connections so far, the kernel takes the next packet of an old one for a new one's.
         rules += [f"add rule ip {name} through ip daddr {self.address} tcp dport {port} {SYN} counter redirect to :{FIRST_LISTEN + n}" for n, port in enumerate(self.ports)]
-        toxics = "\n".join(["asked=", *(f"ask POST /proxies/p{port}/toxics '{toxic}' & asked=\"$asked $!\"" for port in self.ports), "wait $asked"])
+        toxics = "\n".join(["asked=", *(f"ask POST /proxies/p{port}/toxics '{toxic}' >/dev/null & asked=\"$asked $!\"" for port in self.ports), "wait $asked"])
         first, then = toxics, _nft(rules)
         if self.renew:
             standing = "|".join(f"{port:04X}" for port in self.ports)
