@@ -55,11 +55,12 @@ class Hand:
 
 @dataclass(frozen=True)
 class Undone:
-    """What an undo was: the interval of the controller's clock that holds it, whether it was ours, how many standing connections it ended."""
+    """What an undo was: the interval of the controller's clock that holds it, whether it was ours, how many standing connections it ended, and what it said."""
 
     at: tuple[float, float]
     by_us: bool
     cut: int
+    said: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Guard:
         """Undo now; raises GuardFailed where the undo itself fails."""
         before = now()
         out = self.hand.must(timed(f"guard_fire {self.tag} controller"), f"the undo of {self.tag} failed", 60.0)
-        return Undone(when(before, out, now()), "@@gone" not in out.splitlines(), connections_cut(out))
+        return Undone(when(before, out, now()), "@@gone" not in out.splitlines(), connections_cut(out), spoken(out).strip())
 
     def disarm(self) -> None:
         self.hand.must(f"guard_disarm {self.tag}", f"the timer of {self.tag} could not be stopped")

@@ -91,6 +91,7 @@ def injected(
                 _, applied.healed = _timed(hand, relieve())
             undone = guard.fire()
             applied.cut = undone.cut
+            applied.evidence += f"; undone: {undone.said}" if undone.said else ""
             if relieve is None:
                 applied.healed = undone.at
             step("verify-healed")
