@@ -34,7 +34,8 @@ class Row:
     model: str = "tiny"  # bigkv: transfers that last
 
 
-HIT = ("chaos", "--chaos", "--allow-outage", "-k")
+HIT = ("chaos", "--chaos", "--allow-outage", "--load-rate=1", "-k")
+CUT = "recovery.data-cut or recovery.partition or recovery.side-channel-cut or recovery.transfer-fails"
 ROWS = {
     "v1 passes acceptance, TP2": Row("real", (), "pass", smoke=True),
     "hybrid passes acceptance": Row("real-hybrid", (), "pass", smoke=True),
@@ -57,6 +58,14 @@ ROWS = {
     "hybrid answers wrong with 200 after a cut transfer": Row("real-hybrid", (*HIT, "recovery.hit.transferring"), "fail", ("wrong, HTTP 200",), model="bigkv"),
     "upstream mooncake hangs after a cut transfer": Row("real-mooncake", (*HIT, "recovery.hit.transferring"), "fail", ("hang",), model="bigkv"),
     "hybrid goes on after a stall of D": Row("real-hybrid", (*HIT, "recovery.decode-stalled"), "pass"),
+    "hybrid answers wrong with 200 whatever cuts its transfers": Row("real-hybrid", (*HIT, CUT), "fail", ("wrong answers", "vllm-ascend#17044")),
+    "v1 fails cleanly after a cut transfer": Row("real", (*HIT, "recovery.hit.transferring"), "pass", model="bigkv"),
+    "v1 comes back from every loss": Row("real", (*HIT, "recovery.worker-lost or recovery.decode-lost or recovery.prefill-lost or recovery.decode-stalled"), "pass"),
+    "v1 bears cut paths": Row("real", (*HIT, "recovery.data-cut or recovery.side-channel-cut or recovery.partition"), "pass"),
+    "v1 hangs while orphans hold the port of a killed API server": Row("real", (*HIT, "recovery.api-lost"), "fail", ("hang",)),
+    "upstream mooncake keeps KV for requests that hang": Row("real-mooncake", (*HIT, "recovery.prefill-lost"), "fail", ("hang", "KV usage")),
+    "upstream mooncake bears cut paths": Row("real-mooncake", (*HIT, "recovery.data-slow or recovery.data-cut or recovery.side-channel-cut or recovery.partition"), "pass"),
+    "nixl goes on after a stall of D": Row("real-nixl", (*HIT, "recovery.decode-stalled"), "pass"),
 }
 
 

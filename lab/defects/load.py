@@ -141,8 +141,8 @@ def fewer_requests_at_once_than_declared(plan: LabPlan) -> None:
 
 @defect("connection-limit", trips={"service.connections.storm"}, run=LOAD)
 def a_connection_storm_is_refused(plan: LabPlan) -> None:
-    """The proxy refuses what comes while 40 requests are in flight."""
-    proxy(plan, "refuses", {"above": 40})
+    """The proxy refuses what comes while 34 requests are in flight: two more than are declared."""
+    proxy(plan, "refuses", {"above": 34})
 
 
 @defect("slow-readers-dropped", trips={"service.readers.slow"}, run=LOAD)

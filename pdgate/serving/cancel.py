@@ -28,6 +28,7 @@ from pdgate.serving.metrics import MetricsUnavailable, Sample, scrape
 from pdgate.serving.record import Record, now
 
 TRIES = 3
+ASKED_S = 0.5  # for an engine to take a request in
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,19 @@ def once_prefilled(deployment: Deployment, prompt: Prompt, deadline_s: float) ->
     return Cancelled("prefilled", record, f"{engine.name} answered kv_transfer_params ({', '.join(sorted(params))[:120]})")
 
 
+def _until_known(endpoint: Endpoint, before: Sample | None, at_most_s: float) -> None:
+    """Wait until an engine counts one request more, or so long."""
+    had = ((before.running or 0) + (before.waiting or 0)) if before else 0
+    until = time.monotonic() + at_most_s
+    while time.monotonic() < until:
+        try:
+            sample = scrape(endpoint, at_most_s)
+        except MetricsUnavailable:
+            return
+        if (sample.running or 0) + (sample.waiting or 0) > had:
+            return
+
+
 def while_transferring(deployment: Deployment, prompt: Prompt, deadline_s: float, after_s: float = 0.01) -> Cancelled:
     """P's half, then D's; the client leaves before D's first token."""
     (p, p_endpoint), (d, d_endpoint) = _with_endpoints(deployment, "prefill")[0], _with_endpoints(deployment, "decode")[0]
@@ -161,7 +175,10 @@ def while_transferring(deployment: Deployment, prompt: Prompt, deadline_s: float
             return Cancelled("transferring", None, missed=f"{p.connector} hands over through its router only: {error}")
         before, _ = observe(deployment)
         held = Held(d_endpoint, replace(salted, extra={**salted.extra, "kv_transfer_params": params}), deadline_s)
-        time.sleep(after_s / 2**attempt)
+        if attempt == 0:
+            _until_known(d_endpoint, before.get(d.name), ASKED_S)  # a busy engine may not have it yet
+        else:  # that took too long: by the clock
+            time.sleep(after_s / 2**attempt)
         record = held.leave()
         time.sleep(0.3)
         after, _ = observe(deployment)
