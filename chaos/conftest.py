@@ -48,11 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`--cleanup` heals and runs nothing."""
     run = config.stash.get(RUN_KEY, None)
-    if not config.getoption("cleanup") or run is None:
+    if not config.getoption("cleanup") or run is None or config.option.collectonly:
         return
     items.clear()
     said = []
-    hands = [Hand(host, run.shells) for host in run.deployment.hosts.values() if host.chaos]
+    hands = [Hand(host, run.shells) for host in run.deployment.hosts.values()]  # also where consent was taken back meanwhile
     try:
         for hand in hands:
             lock.refuse_the_living(hand, config.getoption("break_lock"))

@@ -65,7 +65,7 @@ ROWS = {
     "v1 hangs while orphans hold the port of a killed API server": Row("real", (*HIT, "recovery.api-lost"), "fail", ("hang",)),
     "upstream mooncake keeps KV for requests that hang": Row("real-mooncake", (*HIT, "recovery.prefill-lost"), "fail", ("hang", "KV usage")),
     "upstream mooncake bears cut paths": Row("real-mooncake", (*HIT, "recovery.data-slow or recovery.data-cut or recovery.side-channel-cut or recovery.partition"), "pass"),
-    "nixl goes on after a stall of D": Row("real-nixl", (*HIT, "recovery.decode-stalled"), "pass"),
+    "nixl goes on after a stall of D": Row("real-nixl", ("chaos", "--chaos", "--load-rate=0.5", "--allow-outage", "-k", "recovery.decode-stalled"), "pass"),
 }
 
 

@@ -169,6 +169,11 @@ def _engines(source: Path, role: Role, host: Host, ours: HostVars) -> list[Engin
     shared = {key: getattr(ours, key) for key in ("connector", "versions", "model", "api_key_env", "kv_port", "tp", "pp", "pcp")}
     shared |= {"dp_mode": ours.dp_mode, "dp_rpc_port": ours.dp_rpc_port, "scheme": ours.api_scheme}
     instances = [tuple(ranks)] if ours.dp_mode == "internal" else [(rank,) for rank in ranks]
+    if ours.restart and len(instances) > 1 and "{rank}" not in ours.restart:
+        raise InventoryError(
+            f"{_file_of(source, 'pd_restart')}: host '{host.name}': key 'pd_restart' is '{ours.restart}', which starts the same for each of "
+            f"{len(instances)} engines; {{rank}} in it becomes the engine's first DP rank"
+        )
     engines = []
     for index, dp_ranks in enumerate(instances):
         share = len(dp_ranks) * per_rank

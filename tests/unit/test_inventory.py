@@ -49,6 +49,7 @@ BAD = {
     "engines on one URL": ("ansible_host: 10.0.0.2", "ansible_host: 10.0.0.1, ansible_port: 23", ["overlap", "http://10.0.0.1:7000"]),
     "an unknown expectation": ("pd_tp: 2", "pd_tp: 2, pd_expect: {deadline: 3}", ["'pd_expect.deadline'"]),
     "devices that do not fit": ("pd_tp: 2", "pd_tp: 2, pd_devices: 0-6", ["'pd_devices' names 7 devices", "needs 2"]),
+    "one restart for two engines": ("pd_tp: 2", "pd_tp: 2, pd_dp_local: 2, pd_restart: bash r.sh", ["site.yaml", "'p0'", "'pd_restart'", "{rank}"]),
     "a name that is no range": ("pd_tp: 2", "pd_tp: 2, pd_devices: 0..7", ["'pd_devices'", "0-7"]),
     "an unsupported connection": ("ansible_host: 10.0.0.1", "ansible_connection: winrm", ["'p0'", "winrm", "not supported"]),
     "a vaulted key": ("pd_tp: 2", 'pd_tp: 2, pd_model: !vault "$ANSIBLE_VAULT;1.1;AES256\\n3131"', ["'pd_model'", "vault password"]),
