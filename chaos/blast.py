@@ -25,7 +25,7 @@ def refusal(deployment: Deployment, host: str, engines: Collection[str], serving
 def foreign_traffic(before: dict[str, Sample], after: dict[str, Sample]) -> str | None:
     """What moved between two looks in which we sent nothing, or None."""
     for name in before.keys() & after.keys():
-        if (after[name].running or 0) + (after[name].waiting or 0):
+        if after[name].in_hand:
             return f"{name} serves {after[name].running or 0:g} requests and {after[name].waiting or 0:g} wait, none of them ours"
         if (after[name].generated_tokens or 0) > (before[name].generated_tokens or 0):
             return f"{name} generated tokens while we sent nothing"

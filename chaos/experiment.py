@@ -34,7 +34,7 @@ from pdgate.serving.golden import GoldenBook, judged, prompt_with_salt
 from pdgate.serving.load import LoadPrompt
 from pdgate.serving.logs import LogBook, Logs, logs_of
 from pdgate.serving.metrics import Sample
-from pdgate.serving.record import Record, now
+from pdgate.serving.record import Record
 from pdgate.serving.watch import Moment
 
 STEADY_REQUESTS = 3
@@ -126,7 +126,7 @@ class Outcome:
     moments: list[Moment]
     victims: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)  # engines that were hurt and do not serve again
-    parted: list[Record] = field(default_factory=list)  # failures of our own hands on the path, in no measure
+    parted: list[Record] = field(default_factory=list)  # failures of our own hands on the path, not among the records
 
     returns: dict[str, float | None] = field(default_factory=dict)  # engines hurt in turn: seconds from their healing until they served
 
@@ -278,10 +278,11 @@ def run(
         except (NotApplied, GuardFailed) as error:
             raise UnknownFact(str(error)) from None
         healed = applied[-1 if in_turn else 0].healed
-        observation.until_calm(now(), after_s, back)  # from here on: taking Toxiproxy out may just have ended connections
-        records, logs, moments = observation.finish()
-    parted = recovery.parted(records, [(one.injected[0], one.healed[1], one.renewed, one.cut) for one in applied])
-    seen = measure([record for record in records if record not in parted], applied[0].injected, healed)
+        observation.until_calm(after_s, back)
+        everything, logs, moments = observation.finish()
+    parted = recovery.parted(everything, [(one.injected[0], one.healed[1], one.renewed, one.cut) for one in applied])
+    records = [record for record in everything if record not in parted]
+    seen = measure(records, applied[0].injected, healed)
     # Where others in turn had already stopped everything, that is what there is to judge.
     idle = next((one.idle for one in applied if one.idle), "")
     if idle and not seen.dip:

@@ -123,8 +123,7 @@ def _timed(hand: Hand, script: str) -> tuple[ShellResult, tuple[float, float]]:
     """Run a script; the interval of the controller's clock that holds its moment."""
     before = now()
     result = hand.run(timed(script), 60.0)
-    held = when(before, result.stdout, now())
-    return result, held
+    return result, when(before, result.stdout, now())
 
 
 def _verify_healed(fault: Fault, hand: Hand) -> None:

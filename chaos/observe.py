@@ -78,11 +78,13 @@ class Observation:
                 f"(now {self.plan.stages[0].rate:g} a second)"
             )
 
-    def until_calm(self, since: float, at_most_s: float, back: Callable[[], bool]) -> None:
-        """Let the load run on until everything sent after `since` has been good for a while and `back` holds, then end it.
+    def until_calm(self, at_most_s: float, back: Callable[[], bool]) -> None:
+        """Let the load run on until everything sent from now on has been good for a while and `back` holds, then end it.
 
-        At most so long: whoever never recovers is watched to the end.
+        From now on, and not from the healing: taking Toxiproxy out may just have ended connections. At most so long: whoever never
+        recovers is watched to the end.
         """
+        since = now()
         calm_s = max(CALM_S, CALM_REQUESTS / self.plan.stages[0].rate)
         deadline = time.monotonic() + at_most_s
         is_back = False

@@ -34,6 +34,11 @@ def side_channel(engine: Engine) -> list[int]:
     return group if connector_of(engine.connector).side_channel == "zmq" else registered(f"http://{engine.address}:{group[0]}/query")
 
 
+def asked_on(engine: Engine) -> set[int]:
+    """Its port group and its side channel, which may be another thing; nothing where its role has none."""
+    return {*port_group(engine), *side_channel(engine)} if connector_of(engine.connector).binds_on(engine) else set()
+
+
 def asked_end(prefills: Sequence[Engine], decoders: Sequence[Engine]) -> Engine:
     """An engine that is asked on its side channel: P as a rule, D where P writes to it layer by layer."""
     return next((engine for engine in (*prefills, *decoders) if connector_of(engine.connector).binds_on(engine)), prefills[0])
@@ -79,10 +84,7 @@ def transfers_over_tcp(deployment: Deployment) -> bool:
 def plain_ports(stage: Stage) -> tuple[int, ...]:
     """Ports of everything that is not KV: HTTP of engines and proxies, side channels."""
     ports = {*http_ports(stage.deployment), *(engine.dp_rpc_port for engine in stage.deployment.engines if engine.dp_rpc_port)}
-    for engine in stage.deployment.engines:
-        if connector_of(engine.connector).binds_on(engine):
-            ports |= {*port_group(engine), *side_channel(engine)}
-    return tuple(sorted(ports))
+    return tuple(sorted(ports.union(*map(asked_on, stage.deployment.engines))))
 
 
 def data_end(prefills: Sequence[Engine], decoders: Sequence[Engine]) -> tuple[Engine, Sequence[Engine]]:
@@ -94,9 +96,7 @@ def data_end(prefills: Sequence[Engine], decoders: Sequence[Engine]) -> tuple[En
 def data_ports(engine: Engine, facts: HostFacts) -> tuple[int, ...]:
     """Ports KV connections come to: what the engine's processes listen on beside HTTP, side channel and loopback."""
     running = need_running(engine, facts)
-    known = {engine.http_port, engine.dp_rpc_port}
-    if connector_of(engine.connector).binds_on(engine):
-        known |= {*port_group(engine), *side_channel(engine)}
+    known = {engine.http_port, engine.dp_rpc_port, *asked_on(engine)}
     found = {
         listener.port for listener in facts.listeners.get()
         if listener.pid in running.pids and listener.port not in known and not listener.address.startswith(("127.", "::1"))

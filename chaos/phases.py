@@ -183,4 +183,4 @@ def _request_of(hit: Hit) -> str:
 
 def _met(sample: Sample) -> float:
     """Requests an engine has ended or holds."""
-    return (sample.total("vllm:request_success_total") or 0.0) + (sample.running or 0) + (sample.waiting or 0)
+    return (sample.total("vllm:request_success_total") or 0.0) + sample.in_hand

@@ -7,6 +7,7 @@ Host rules see TCP of the host only. RoCE traffic between NPUs goes past them: s
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,11 @@ def table(tag: str) -> str:
 def few(ports: tuple[int, ...]) -> str:
     """Ports in a sentence; the guard's script has all of them."""
     return ", ".join(map(str, ports[:4])) + (f" and {len(ports) - 4} more" if len(ports) > 4 else "")
+
+
+def standing(ports: Iterable[int], states: str = "01") -> str:
+    """sh: this host's TCP connections to these ports of its own in these states (kernel's numbers, 01: established), a line each."""
+    return f"cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -E ': [0-9A-F]+:({'|'.join(f'{port:04X}' for port in ports)}) [0-9A-F]+:[0-9A-F]+ {states}'"
 
 
 def _nft(rules: list[str]) -> str:
@@ -195,11 +201,11 @@ class Toxic:
     def plan(self) -> Plan:
         # The effect ends first. Connections that go through toxiproxy may end in peace, for a while: one that is cut with its
         # redirect can leave a client that only reads waiting for ever (seen), which would be our doing.
-        busy = "|".join(f"{FIRST_LISTEN + n:04X}" for n in range(len(self.ports)))
+        ours = range(FIRST_LISTEN, FIRST_LISTEN + len(self.ports))
         undo = (
             f"{self.relieve()}\n"
-            f"n=0; while grep -qE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 0[1458]' /proc/net/tcp && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
-            f"open=$(grep -cE ': [0-9A-F]+:({busy}) [0-9A-F]+:[0-9A-F]+ 01' /proc/net/tcp); [ $open -eq 0 ] || echo \"{CUT} $open\"\n"
+            f"n=0; while {standing(ours, '0[1458]')} >/dev/null && [ $n -lt {DRAIN_S * 10} ]; do n=$((n + 1)); sleep 0.1; done\n"
+            f"echo \"{CUT} $({standing(ours)} | wc -l)\"\n"
             f"program_end {self.tag} toxiproxy && sleep 0.3\n{_drop('ip', self.tag)}"
         )
         values = ", ".join(f"{key} {value}" for key, value in self.attributes.items())
@@ -219,10 +225,9 @@ class Toxic:
         toxics = "\n".join(["asked=", *(f"ask POST /proxies/p{port}/toxics '{toxic}' >/dev/null & asked=\"$asked $!\"" for port in self.ports), "wait $asked"])
         first, then = toxics, _nft(rules)
         if self.renew:
-            standing = "|".join(f"{port:04X}" for port in self.ports)
             rules.append(f"add chain ip {name} stand {{ type filter hook input priority -150; }}")
             rules += [f'add rule ip {name} stand iifname != "lo" ip daddr {self.address} tcp dport {port} counter reject with tcp reset' for port in self.ports]
-            first = f"echo \"{CUT} $(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -cE ': [0-9A-F]+:({standing}) [0-9A-F]+:[0-9A-F]+ 01')\"\n{_nft(rules)}"
+            first = f"echo \"{CUT} $({standing(self.ports)} | wc -l)\"\n{_nft(rules)}"
             then = f"sleep {RENEW_S}\nmoment\n{toxics}"
         return (
             f"{NEEDS_NFT}\nserver=$(command -v {self.server}) || {{ echo 'no {self.server} on the host (pd_toxiproxy)'; exit 1; }}\n"

@@ -79,13 +79,14 @@ class Kill:
     def plan(self) -> Plan:
         # An engine that lost a part goes down by itself, in a while; one that stays up is left alone. Without its API server it serves
         # nobody, though what was forked from it may hold its port on (vLLM forks the engine core after it has bound).
-        gone = " && ".join(f"! same {victim.pid} {victim.ticks}" for victim in self.rest) or "true"
-        down, up = (gone, "true") if self.part == "api" else (quiet_port(self.port) if self.port is not None else "true",) * 2
+        down = free = quiet_port(self.port) if self.port is not None else "true"
+        if self.part == "api":
+            down, free = " && ".join(f"! same {victim.pid} {victim.ticks}" for victim in self.rest), "true"
         wait = f"n=0; until {down}; do n=$((n + 1)); [ $n -lt {GOES_DOWN_S * 10} ] || break; sleep 0.1; done" if self.rest else ":"
         # What is left of it goes before it is started again: an orphaned worker would hold the ports of the new one.
         left, rest = (_each("KILL", some) for some in (self.victims, self.rest))
         failed = f"{{ echo 'what starts {self.target} again ended with code '$?': run it by hand, and see why'; exit 1; }}"
-        undo = f"{left}\n{wait}\nif {up}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1 || {failed}\nelse echo 'somebody listens on its port {self.port}: {self.target} was not started again'; fi"
+        undo = f"{left}\n{wait}\nif {free}; then\n{rest or ':'}\n{{ {self.restart}\n}} </dev/null >/dev/null 2>&1 || {failed}\nelse echo 'somebody listens on its port {self.port}: {self.target} was not started again'; fi"
         names = ", ".join(f"{v.pid} ({v.comm})" for v in self.victims)
         return Plan(f"SIGKILL {self.part} of {self.target}: pid {names}", "processes of one unit", undo, engines=() if self.part == "proxy" else (self.target,))
 

@@ -297,27 +297,29 @@ class Worker:
         """
         kept = self.sockets.setdefault((host, port), [])
         for attempt in range(1, RECEIVE_TRIES + 1):
-            request = kept.pop() if kept else self.context.socket(zmq.REQ)
-            answered = False
+            request = kept.pop() if kept else self._connected(host, port)
+            answer: bytes | None = None
             try:
-                if not request.get(zmq.LAST_ENDPOINT):
-                    request.setsockopt(zmq.LINGER, 0)
-                    request.connect(f"tcp://{host}:{port}")
                 await request.send(msgspec.msgpack.encode(message))
                 if await request.poll(50 if "impatient_handshake" in self.settings.misbehave else RECEIVE_TIMEOUT_MS):
-                    answer: bytes = await request.recv()
-                    answered = True
+                    answer = await request.recv()
                     return answer
             finally:
-                if answered:
-                    kept.append(request)
-                else:
+                if answer is None:
                     request.close()
+                else:
+                    kept.append(request)
             self.log.warning(
                 f"{FILE}:1050", f"Receive failed. error=Resource temporarily unavailable, attempts_left={RECEIVE_TRIES - attempt}. "
             )
         self.log.error(f"{FILE}:1058", f"Receive failed after all retries. source={host}:{port}, error=Resource temporarily unavailable. ")
         raise OSError(errno.ETIMEDOUT, f"Failed to receive data after {RECEIVE_TRIES} retries: {host}:{port}")
+
+    def _connected(self, host: str, port: int) -> zmq.asyncio.Socket:
+        request = self.context.socket(zmq.REQ)
+        request.setsockopt(zmq.LINGER, 0)
+        request.connect(f"tcp://{host}:{port}")
+        return request
 
     async def _read_blocks(self, meta: dict[str, Any], blocks: list[int]) -> list[bytes]:
         await self._link()

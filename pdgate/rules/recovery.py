@@ -167,11 +167,12 @@ def parted(records: list[Record], hands: list[tuple[float, float, int, int]]) ->
     `hands`: of each fault when it began and ended (outer bounds), how many connections ended before it hurt and when it was undone.
     A client that does not look first fails on them; of the fault that says nothing.
     """
+    gone = [(-math.inf, 0), *((end, cut) for _, end, _, cut in hands)]
+    coming = [*((begin, renewed) for begin, _, renewed, _ in hands), (math.inf, 0)]
+    failed = [record for record in records if record.outcome in FAILED]
     found: list[Record] = []
-    for number in range(len(hands) + 1):
-        since, cut = hands[number - 1][1::2] if number else (-math.inf, 0)
-        until, renewed = hands[number][0::2] if number < len(hands) else (math.inf, 0)
-        found += [record for record in records if record.outcome in FAILED and since <= record.sent and (record.end or record.sent) < until][: int(cut + renewed)]
+    for (since, cut), (until, renewed) in zip(gone, coming, strict=True):
+        found += [record for record in failed if since <= record.sent and (record.end or record.sent) < until][: cut + renewed]
     return found
 
 
@@ -180,7 +181,7 @@ def behaved(
 ) -> Iterator[Finding]:  # fmt: skip
     """No wrong answer ever; hangs and failures only as declared; back to steady state in time.
 
-    `did`: what was done, in words; `about_wrong`: what is known of the wrong answers; `not_its_doing`: failures of our own hands on the path (`parted`), which are not in `seen`.
+    `did`: what was done, in words; `about_wrong`: what is known of the wrong answers; `not_its_doing`: failures of our own hands on the path (`parted`), which are neither in `seen` nor in `records`.
     """
     if seen.uncertainty_s > expected.recovers_within_s / 2:
         raise UnknownFact(f"fault and healing are known to {seen.uncertainty_s:.2f} s only: too uncertain against {expected.recovers_within_s:g} s")
@@ -203,7 +204,7 @@ def behaved(
         yield note(target, f"{len(not_its_doing)} requests failed on connections that ended when Toxiproxy came or went: of the fault that says nothing ({not_its_doing[0].detail[:120]})")
     failed = sum(every[kind] for kind in FAILED)
     if failed and not expected.errors_allowed:
-        bad = next(record for record in records if record.outcome in FAILED and record not in not_its_doing)
+        bad = next(record for record in records if record.outcome in FAILED)
         yield Finding(
             target=target, expected="no request fails: the deployment can do without what was taken", seen=f"{failed} of {sum(every.values())} fail: {bad.outcome}: {bad.detail[:200]}" + (f" ({by_fault})" if by_fault else ""),
             why=expected.why or "the fault reaches users", remedy="retries and failover of the proxy (vllm-ascend#13165), spare engines",

@@ -94,6 +94,10 @@ def _seen(engines: list[tuple[Engine, Endpoint]], what: Callable[[Sample], bool]
     return None
 
 
+def _more_than(had: float) -> Callable[[Sample], bool]:
+    return lambda sample: sample.in_hand > had
+
+
 def _with_endpoints(deployment: Deployment, role: str) -> list[tuple[Engine, Endpoint]]:
     units = [(engine, endpoint_of(deployment, engine)) for engine in deployment.engines if getattr(engine, f"serves_{role}")]
     return [(engine, endpoint) for engine, endpoint in units if endpoint is not None]
@@ -150,19 +154,6 @@ def once_prefilled(deployment: Deployment, prompt: Prompt, deadline_s: float) ->
     return Cancelled("prefilled", record, f"{engine.name} answered kv_transfer_params ({', '.join(sorted(params))[:120]})")
 
 
-def _until_known(endpoint: Endpoint, before: Sample | None, at_most_s: float) -> None:
-    """Wait until an engine counts one request more, or so long."""
-    had = ((before.running or 0) + (before.waiting or 0)) if before else 0
-    until = time.monotonic() + at_most_s
-    while time.monotonic() < until:
-        try:
-            sample = scrape(endpoint, at_most_s)
-        except MetricsUnavailable:
-            return
-        if (sample.running or 0) + (sample.waiting or 0) > had:
-            return
-
-
 def while_transferring(deployment: Deployment, prompt: Prompt, deadline_s: float, after_s: float = 0.01) -> Cancelled:
     """P's half, then D's; the client leaves before D's first token."""
     (p, p_endpoint), (d, d_endpoint) = _with_endpoints(deployment, "prefill")[0], _with_endpoints(deployment, "decode")[0]
@@ -175,8 +166,11 @@ def while_transferring(deployment: Deployment, prompt: Prompt, deadline_s: float
             return Cancelled("transferring", None, missed=f"{p.connector} hands over through its router only: {error}")
         before, _ = observe(deployment)
         held = Held(d_endpoint, replace(salted, extra={**salted.extra, "kv_transfer_params": params}), deadline_s)
-        if attempt == 0:
-            _until_known(d_endpoint, before.get(d.name), ASKED_S)  # a busy engine may not have it yet
+        if attempt == 0:  # a busy engine may not have it yet
+            more = _more_than(before[d.name].in_hand if d.name in before else 0)
+            until = time.monotonic() + ASKED_S
+            while time.monotonic() < until and not _seen([(d, d_endpoint)], more):
+                pass
         else:  # that took too long: by the clock
             time.sleep(after_s / 2**attempt)
         record = held.leave()

@@ -38,6 +38,11 @@ class Sample:
         return self.total("vllm:num_requests_waiting")
 
     @property
+    def in_hand(self) -> float:
+        """Running and waiting together, as far as the server counts them."""
+        return (self.running or 0) + (self.waiting or 0)
+
+    @property
     def kv_usage(self) -> float | None:
         usage = self.total("vllm:kv_cache_usage_perc")
         return usage if usage is not None else self.total("vllm:gpu_cache_usage_perc")
